@@ -1,0 +1,28 @@
+"""normjax: normalization layers, stated completely and proved against autodiff."""
+
+from normjax import running as running
+from normjax.coupling import influence as influence
+from normjax.functional import init as init
+from normjax.functional import moments as moments
+from normjax.functional import normalize as normalize
+from normjax.jacobian import Spectrum as Spectrum
+from normjax.jacobian import input_jacobian as input_jacobian
+from normjax.jacobian import spectrum as spectrum
+from normjax.jacobian import stabilizer_share as stabilizer_share
+from normjax.operators import eigenvalues as eigenvalues
+from normjax.operators import singular_values as singular_values
+from normjax.presets import batch_norm as batch_norm
+from normjax.presets import ghost_batch_norm as ghost_batch_norm
+from normjax.presets import group_norm as group_norm
+from normjax.presets import instance_norm as instance_norm
+from normjax.presets import l2_norm as l2_norm
+from normjax.presets import layer_norm as layer_norm
+from normjax.presets import qk_norm as qk_norm
+from normjax.presets import rms_norm as rms_norm
+from normjax.presets import weight_standardization as weight_standardization
+from normjax.spec import Affine as Affine
+from normjax.spec import NormSpec as NormSpec
+from normjax.spec import Precision as Precision
+from normjax.spec import Running as Running
+from normjax.statistics import Moments as Moments
+from normjax.statistics import Statistics as Statistics

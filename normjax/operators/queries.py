@@ -1,0 +1,117 @@
+"""Questions to operators, answered from structure; new types register answers."""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from math import prod
+
+import jax.numpy as jnp
+from jax import Array
+
+from normjax.operators.base import LinearOperator
+from normjax.operators.grouped import GroupedLowRank
+from normjax.operators.simple import Diagonal
+
+_NUMERICAL = "jnp.linalg.{} of its as_matrix() is the numerical form"
+
+
+@singledispatch
+def eigenvalues(operator: LinearOperator) -> Array:
+    """Eigenvalues in closed form, ascending.
+
+    ``GroupedLowRank``: for a group of n entries gain · (1, ..., 1, eigenvalues of
+    I_k − VᵀU), in O(n), in the shape of the mapped axes followed by n. They are real if
+    the core is triangular, else complex and unsorted. ``Diagonal``: its values, flat.
+
+    Raises:
+        ValueError: where only the numerical form exists.
+
+    Example:
+        >>> import jax.numpy as jnp, normjax as nj
+        >>> J = nj.input_jacobian(nj.layer_norm(), jnp.array([1.0, 2.0, 3.0, 4.0]))
+        >>> [f"{value:.3g}" for value in nj.eigenvalues(J)]
+        ['0', '7.16e-06', '0.894', '0.894']
+    """
+    raise ValueError(
+        f"a {type(operator).__name__} has no closed-form eigenvalues (a scale that "
+        f"varies within a group has none): {_NUMERICAL.format('eigvals')}"
+    )
+
+
+@singledispatch
+def singular_values(operator: LinearOperator) -> Array:
+    """Singular values in closed form, descending: those of a symmetric map are |λ|.
+
+    Raises:
+        ValueError: where the map is not known to be symmetric.
+
+    Example:
+        >>> import jax.numpy as jnp, normjax as nj
+        >>> J = nj.input_jacobian(nj.rms_norm(epsilon=0.0), jnp.array([1.0, -1.0, 1.0]))
+        >>> nj.singular_values(J).tolist()
+        [1.0, 1.0, 0.0]
+    """
+    raise ValueError(
+        f"a {type(operator).__name__} has no closed-form singular values: "
+        f"{_NUMERICAL.format('svd')}"
+    )
+
+
+@eigenvalues.register
+def _(operator: Diagonal) -> Array:
+    return jnp.sort(operator.values.ravel())
+
+
+@singular_values.register
+def _(operator: Diagonal) -> Array:
+    return jnp.sort(jnp.abs(operator.values).ravel(), descending=True)
+
+
+@singular_values.register
+def _(operator: GroupedLowRank) -> Array:
+    if not operator.symmetric:
+        raise ValueError(
+            "this map is not known to be symmetric, so its singular values are not the "
+            f"absolute eigenvalues: {_NUMERICAL.format('svd')}"
+        )
+    return jnp.sort(jnp.abs(eigenvalues(operator)), descending=True)
+
+
+@eigenvalues.register
+def _(operator: GroupedLowRank) -> Array:
+    axes, ndim = operator.axes, len(operator.view)
+    order = [axis for axis in range(ndim) if axis not in axes] + list(axes)
+    n = prod(operator.view[axis] for axis in axes)
+
+    def rows(array: Array) -> Array:
+        full = jnp.transpose(jnp.broadcast_to(array, operator.view), order)
+        return full.reshape(*full.shape[: ndim - len(axes)], n)
+
+    inside = jnp.ones(operator.view, bool)
+    if operator.outside is not None:
+        inside = ~jnp.broadcast_to(operator.outside, operator.view)
+    inside = rows(inside)
+    gain = rows(operator.gain)
+    special = [rows(value * operator.gain) for value in _core_eigenvalues(operator)]
+    values = gain.astype(jnp.result_type(gain, *special))
+    place = jnp.cumsum(inside, axis=-1) - 1
+    for j, value in enumerate(special):
+        values = jnp.where(place == j, value, values)
+    values = jnp.where(inside, values, operator.outside_gain)
+    return jnp.sort(values, axis=-1) if operator.triangular else values
+
+
+def _core_eigenvalues(operator: GroupedLowRank) -> list[Array]:
+    """Eigenvalues of I_k − VᵀU, k ≤ 2; a group of one entry has only their product."""
+    core = operator.core
+    if operator.triangular:
+        found = [core[j][j] for j in range(len(core))]
+    else:
+        (p, q), (r, s) = core
+        half, spread = (p + s) / 2, (p - s) / 2
+        root = jnp.sqrt((spread * spread + q * r).astype(complex))
+        found = [half - root, half + root]
+    if len(found) == 2:
+        alone = operator.size_inside == 1
+        found[0] = jnp.where(alone, found[0] * found[1], found[0])
+    return found

@@ -1,0 +1,256 @@
+"""Running statistics: state that is initialized, updated, read and merged explicitly.
+
+    exponential   stored ← decay · stored + (1 − decay) · new
+    cumulative    stored ← stored + (new − stored)/t at update t
+
+The number is always ``decay``, the share that is kept. Normalizing and updating are
+separate acts: a freeze is not calling ``update``, a reset is calling ``init``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from normjax.functional import bind, second_moment
+from normjax.layout import Layout
+from normjax.pattern import ELLIPSIS
+from normjax.spec import NormSpec, Running, check_numbers
+from normjax.statistics import Moments, Statistics, at_least, divide_or_zero
+from normjax.statistics import merge as merge_moments
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class State:
+    """Stored statistics, in at least float32.
+
+    Attributes:
+        mean: running mean, in the shape of the mapped axes without the example's.
+        variance: running variance (mean square for rms, sum of squares for l2).
+        count: number of updates that each entry has seen.
+    """
+
+    mean: Array
+    variance: Array
+    count: Array
+
+
+def init(spec: NormSpec, shape: tuple[int, ...]) -> State:
+    """The state before any update.
+
+    Args:
+        spec: a layer with ``running``.
+        shape: shape of the input.
+
+    Returns:
+        State filled with ``running.initial``.
+
+    Raises:
+        ValueError: if the spec stores nothing, or the shape does not fit.
+
+    Example:
+        >>> import normjax as nj
+        >>> nj.running.init(nj.batch_norm(), (8, 3)).variance.tolist()
+        [1.0, 1.0, 1.0]
+    """
+    running = _running(spec)
+    check_numbers(spec)
+    layout = bind(spec, tuple(shape))
+    stored = tuple(layout.view_shape[i] for i in _stored_axes(spec, layout))
+    dtype = at_least("float32", spec.precision.accumulate)
+    mean, variance = (jnp.full(stored, value, dtype) for value in running.initial)
+    return State(mean, variance, jnp.zeros(stored, jnp.int32))
+
+
+def update(spec: NormSpec, state: State, moments: Moments) -> State:
+    """The state after one batch.
+
+    Args:
+        spec: the layer.
+        state: from ``init`` or ``update``.
+        moments: of the batch, from ``nj.moments``. Axes that belong to the examples
+            (ghosts, instances) are merged first, weighted by their counts.
+
+    Returns:
+        The new State. Entries whose count is not above ``running.ddof`` are unchanged,
+        likewise non-finite ones with ``nonfinite="skip"``.
+
+    Raises:
+        ValueError: if the shapes do not fit.
+
+    Example:
+        >>> import jax.numpy as jnp, normjax as nj
+        >>> spec = nj.batch_norm(running=nj.Running(decay=0.9, ddof=1))
+        >>> x = jnp.array([[1.0], [2.0], [3.0], [4.0]])
+        >>> state = nj.running.update(
+        ...     spec, nj.running.init(spec, x.shape), nj.moments(spec, x)
+        ... )
+        >>> round(float(state.variance[0]), 7)  # 0.9 + 0.1 * 5/3
+        1.0666667
+    """
+    running = _running(spec)
+    moments = _per_entry(spec, state, moments)
+    dtype = state.mean.dtype
+    mean = (moments.mean + moments.mean_low).astype(dtype)
+    variance = second_moment(spec, moments, running.ddof).astype(dtype)
+    count = state.count + 1
+    if running.average == "cumulative":
+        weight = 1 / count.astype(dtype)
+    else:
+        weight = 1 - jnp.asarray(running.decay, dtype)
+    taken = moments.count > running.ddof
+    if running.nonfinite == "skip":
+        taken = taken & jnp.isfinite(mean) & jnp.isfinite(variance)
+
+    def mix(old: Array, new: Array) -> Array:
+        new = jnp.where(taken, new, old)
+        return jnp.where(taken, (1 - weight) * old + weight * new, old)
+
+    return State(
+        mix(state.mean, mean),
+        mix(state.variance, variance),
+        jnp.where(taken, count, state.count),
+    )
+
+
+def read(spec: NormSpec, state: State) -> Statistics:
+    """The statistics to normalize with.
+
+    Returns:
+        ``Statistics``; with ``debias`` they are divided by 1 − decayᵗ, and are mean 0
+        and variance 1 where there was no update yet.
+
+    Example:
+        >>> import jax.numpy as jnp, normjax as nj
+        >>> spec = nj.batch_norm(running=nj.Running(debias=True, initial=(0, 0)))
+        >>> x = jnp.array([[1.0], [2.0], [3.0], [4.0]])
+        >>> state = nj.running.update(
+        ...     spec, nj.running.init(spec, x.shape), nj.moments(spec, x)
+        ... )
+        >>> [
+        ...     round(float(v[0]), 4)
+        ...     for v in (state.mean, nj.running.read(spec, state).mean)
+        ... ]
+        [0.025, 2.5]
+    """
+    running = _running(spec)
+    if not running.debias:
+        return Statistics(state.mean, state.variance)
+    weight = effective_weight(spec, state)
+    fresh = state.count == 0
+    mean = divide_or_zero(state.mean, weight)
+    variance = divide_or_zero(state.variance, weight)
+    return Statistics(mean, jnp.where(fresh, jnp.ones_like(variance), variance))
+
+
+def effective_weight(spec: NormSpec, state: State) -> Array:
+    """Share of the stored average that comes from data: 1 − decayᵗ (1 if cumulative).
+
+    Example:
+        >>> import dataclasses, jax.numpy as jnp, normjax as nj
+        >>> spec = nj.batch_norm()
+        >>> state = nj.running.init(spec, (8, 1))
+        >>> state = dataclasses.replace(state, count=jnp.array([100]))
+        >>> nj.running.effective_weight(spec, state).round(4).tolist()
+        [0.6340000033378601]
+    """
+    running = _running(spec)
+    t = state.count.astype(state.mean.dtype)
+    if running.average == "cumulative":
+        return (t > 0).astype(t.dtype)
+    decay = jnp.asarray(running.decay, t.dtype)
+    # 1 - decay**t loses digits for a decay near 1; at t = 0 both forms are 0.
+    log = jnp.log(jnp.where(decay > 0, decay, 1))
+    return jnp.where(decay > 0, -jnp.expm1(t * log), (t > 0).astype(t.dtype))
+
+
+def merge(states: Sequence[State], weights: Sequence[float] | None = None) -> State:
+    """Pool states of the same layer that saw different data.
+
+    Means and mean squares average; so the pooled variance contains the distance between
+    the means, which an average of variances leaves out:
+
+        mean = Σ pₖ meanₖ      variance = Σ pₖ (varianceₖ + (meanₖ − mean)²)
+
+    Args:
+        states: States of equal shape, about the mean (not for rms and l2).
+        weights: shares pₖ, normalized here; equal if None.
+
+    Returns:
+        A State whose count is the sum of the counts.
+
+    Raises:
+        ValueError: if there are no states, or not one weight for each.
+
+    Example:
+        >>> import dataclasses, jax.numpy as jnp, normjax as nj
+        >>> first = nj.running.init(nj.batch_norm(), (8, 1))
+        >>> second = dataclasses.replace(first, mean=jnp.array([4.0]))
+        >>> pooled = nj.running.merge([first, second])
+        >>> pooled.mean.tolist(), pooled.variance.tolist()
+        ([2.0], [5.0])
+    """
+    if not states:
+        raise ValueError("merge got no states")
+    shares = [1.0] * len(states) if weights is None else list(weights)
+    if len(shares) != len(states):
+        raise ValueError(f"merge got {len(states)} states and {len(shares)} weights")
+    stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *states)
+    weight = jnp.asarray(shares, stacked.mean.dtype)
+    weight = (weight / weight.sum()).reshape(-1, *[1] * (stacked.mean.ndim - 1))
+    count = jnp.broadcast_to(weight, stacked.mean.shape)
+    parts = Moments(
+        count, stacked.mean, jnp.zeros_like(stacked.mean), count * stacked.variance
+    )
+    pooled = merge_moments(parts)
+    return State(
+        pooled.mean + pooled.mean_low, pooled.variance(), stacked.count.sum(axis=0)
+    )
+
+
+def _running(spec: NormSpec) -> Running:
+    if spec.running is None:
+        raise ValueError(
+            f"{spec!r} stores no statistics: give it running=Running(decay=...)"
+        )
+    return spec.running
+
+
+def _stored_axes(spec: NormSpec, layout: Layout) -> tuple[int, ...]:
+    example = layout.example_axes(spec.example)
+    return tuple(i for i in layout.mapped if i not in example)
+
+
+def _per_entry(spec: NormSpec, state: State, moments: Moments) -> Moments:
+    """Merge the axes that belong to examples, which the state does not have."""
+    axes = _example_axes(spec, moments.mean.ndim)
+    kept = [size for i, size in enumerate(moments.mean.shape) if i not in axes]
+    if tuple(kept) != state.mean.shape:
+        raise ValueError(
+            f"moments have shape {moments.mean.shape}, the state {state.mean.shape}: "
+            f"expected {tuple(kept)} for '{spec.pattern}'"
+        )
+    return merge_moments(moments, axes) if axes else moments
+
+
+def _example_axes(spec: NormSpec, ndim: int) -> tuple[int, ...]:
+    """Positions of the example's axes among ``ndim`` mapped axes."""
+    pattern = spec.parsed
+    names = list(pattern.mapped)
+    if ELLIPSIS in names:
+        at = names.index(ELLIPSIS)
+        names[at : at + 1] = [ELLIPSIS] * (ndim - len(names) + 1)
+    if spec.example is None:
+        return ()
+    if spec.example != "auto":
+        (owner,) = [d for d in pattern.dimensions if spec.example in (d.name, *d.names)]
+    else:
+        owner = pattern.dimensions[0]
+        if owner.name == ELLIPSIS:  # of a `...` its first axis
+            return (0,) if names[:1] == [ELLIPSIS] else ()
+    return tuple(i for i, name in enumerate(names) if name in owner.names)

@@ -1,0 +1,346 @@
+"""NormSpec: everything that decides what a normalization layer computes, declared.
+
+Per reduction group, with weights w (a mask is 0/1) and N = Σw:
+
+    m  = Σ w x / N                      σ² = Σ w (x − m)² / (N − ddof)
+    x̂  = (x − m) / S(σ²)                y  = scale · x̂ + bias
+    S  = √(σ²+ε)  inside_sqrt           √σ² + ε      outside_sqrt
+         √max(σ²,ε) floor_var           max(√σ²,ε)   floor_std
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from normjax.pattern import Pattern
+from normjax.records import Record, check_choice, check_field
+
+DIVIDE = ("std", "rms", "l2", "none")
+PLACEMENT = ("inside_sqrt", "outside_sqrt", "floor_var", "floor_std")
+STATISTICS = ("input", "blend", "renorm")
+MASKED_OUTPUT = ("keep", "zero", "passthrough")
+ALGORITHM = ("shifted", "two_pass", "one_pass")
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def _static(default: Any, **kwargs: Any) -> Any:
+    """A field that is part of the program, not of the data."""
+    return field(default=default, metadata={"static": True}, **kwargs)
+
+
+def _flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}, expected True or False")
+
+
+def _count(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{name} is {value!r}, expected a whole number, 0 or more")
+
+
+def _not_yet(name: str, value: object) -> None:
+    raise ValueError(f"{name} {value!r} is not available yet in this version")
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True, repr=False)
+class Affine(Record):
+    """The learned part: y = scale · x̂ + bias over ``axes`` (names of the pattern).
+
+    Attributes:
+        axes: axes that each have their own parameter, for instance ``"c"``.
+        scale: whether there is a scale.
+        bias: whether there is a bias.
+        stored: ``"w"`` stores the scale, ``"1+w"`` its distance from one (the one is
+            added in at least float32).
+        cast: multiply, then cast to the output dtype (``"after"``), or cast x̂
+            ``"before"``.
+    """
+
+    axes: str
+    scale: bool = True
+    bias: bool = True
+    stored: str = "w"
+    cast: str = "after"
+
+    def __post_init__(self):
+        """Validate."""
+        if any(axis.reduced for axis in Pattern.parse(self.axes).axes):
+            raise ValueError(
+                f"affine axes {self.axes!r} take no brackets: write the names"
+            )
+        _flag("affine.scale", self.scale)
+        _flag("affine.bias", self.bias)
+        check_choice("affine.stored", self.stored, ("w", "1+w"))
+        check_choice("affine.cast", self.cast, ("after", "before"))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, repr=False)
+class Running(Record):
+    """Stored statistics: decay · old + (1 − decay) · new.
+
+    Attributes:
+        decay: the share that is kept (a leaf). PyTorch's ``momentum`` is 1 − decay.
+        ddof: degrees of freedom of the stored variance (PyTorch stores with 1).
+        debias: divide by 1 − decayᵗ after t updates; needs ``initial`` (0, 0).
+        initial: mean and variance before the first update.
+        average: ``"exponential"``, or ``"cumulative"``: the mean of all updates.
+        nonfinite: whether an update with NaN or inf is stored or skipped.
+    """
+
+    decay: Any = 0.99
+    ddof: int = _static(0)
+    debias: bool = _static(default=False)
+    initial: tuple[float, float] = _static((0.0, 1.0))
+    average: str = _static("exponential")
+    nonfinite: str = _static("propagate")
+
+    def __post_init__(self):
+        """Validate the static fields."""
+        _count("running.ddof", self.ddof)
+        _flag("running.debias", self.debias)
+        initial = tuple(float(value) for value in self.initial)
+        if len(initial) != 2 or not all(map(math.isfinite, initial)) or initial[1] < 0:
+            raise ValueError(
+                f"running.initial is {self.initial!r}, expected (mean, variance) with "
+                "a variance of 0 or more"
+            )
+        object.__setattr__(self, "initial", initial)
+        check_choice("running.average", self.average, ("exponential", "cumulative"))
+        check_choice("running.nonfinite", self.nonfinite, ("propagate", "skip"))
+        if self.debias and self.initial != (0.0, 0.0):
+            raise ValueError(
+                "running.debias divides out a start at zero: set running.initial to "
+                f"(0, 0), got {self.initial}"
+            )
+        if self.debias and self.average == "cumulative":
+            raise ValueError("running.debias has no meaning for a cumulative average")
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True, repr=False)
+class Precision(Record):
+    """Dtypes and order of the arithmetic.
+
+    Attributes:
+        accumulate: dtype of the statistics; a wider input keeps its own.
+        algorithm: of the variance; see ``normjax.statistics``.
+        rescale: divide by a power of two first, for squares beyond the widest dtype.
+        apply: (x − m)·a ``"centered"``, or x·a + (b − m·a) ``"folded"``, which loses
+            |m|/s times as much.
+        output: dtype of y: ``"input"`` or a name.
+    """
+
+    accumulate: str = "float32"
+    algorithm: str = "shifted"
+    rescale: bool = False
+    apply: str = "centered"
+    output: str = "input"
+
+    def __post_init__(self):
+        """Validate."""
+        check_choice("precision.accumulate", self.accumulate, FLOATS)
+        check_choice("precision.algorithm", self.algorithm, ALGORITHM)
+        _flag("precision.rescale", self.rescale)
+        check_choice("precision.apply", self.apply, ("centered", "folded"))
+        check_choice("precision.output", self.output, ("input", *FLOATS))
+        if self.algorithm == "one_pass":
+            _not_yet("precision.algorithm", self.algorithm)
+        if self.rescale:
+            _not_yet("precision.rescale", self.rescale)
+        if self.apply == "folded":
+            _not_yet("precision.apply", self.apply)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, repr=False)
+class NormSpec(Record):
+    """A normalization layer, stated completely.
+
+    The numbers ``epsilon``, ``mean_weight``, ``variance_weight``, ``r_max``, ``d_max``
+    and ``running.decay`` are leaves: a sweep over them never recompiles. All else is
+    static.
+
+    Attributes:
+        pattern: axes and reduction, for instance ``"b [h w] c"``.
+        sizes: sizes of axes, for instance the groups ``{"g": 8}``; kept as sorted
+            pairs.
+        example: the axis that indexes examples; ``"auto"`` is the first one.
+        center: subtract the mean.
+        divide: by the standard deviation, the root mean square, the L2 norm, or
+            nothing.
+        epsilon: the stabilizer ε, in units of x² (``inside_sqrt``, ``floor_var``) or x.
+        epsilon_placement: where ε stands.
+        ddof: N − ddof divides the squares.
+        statistics: from the input, or blended with given ones.
+        mean_weight: share of the input's mean in a blend.
+        variance_weight: share of the input's variance in a blend.
+        r_max: largest scale correction of batch renormalization.
+        d_max: largest shift correction of batch renormalization.
+        detach: ``"mean"`` and/or ``"variance"``: no gradient flows through these.
+        masked_output: masked entries of y: normalized, zero, or x itself.
+        single: a group of one element is normalized to zero, or is an error.
+        axis_names: named axes over which the statistics are merged.
+        affine: the learned part, or None.
+        running: the stored statistics, or None.
+        precision: dtypes and algorithm.
+
+    Example:
+        >>> NormSpec("b [h w] c", affine="c")
+        NormSpec('b [h w] c', affine='c')
+        >>> NormSpec("... [c]", epsilon=1e-6).replace(center=False, divide="rms")
+        NormSpec('... [c]', center=False, divide='rms', epsilon=1e-06)
+    """
+
+    pattern: str = field(metadata={"static": True})
+    sizes: Any = _static(())
+    example: str | None = _static("auto")
+    center: bool = _static(default=True)
+    divide: str = _static("std")
+    epsilon: Any = 1e-5
+    epsilon_placement: str = _static("inside_sqrt")
+    ddof: int = _static(0)
+    statistics: str = _static("input")
+    mean_weight: Any = 1.0
+    variance_weight: Any = 1.0
+    r_max: Any = 3.0
+    d_max: Any = 5.0
+    detach: tuple[str, ...] = _static(())
+    masked_output: str = _static("keep")
+    single: str = _static("zero")
+    axis_names: tuple[str, ...] = _static(())
+    affine: Any = _static(None)
+    running: Running | None = None
+    precision: Precision = _static(Precision())
+
+    def __post_init__(self):
+        """Bring shorthand to its full form and validate the static fields."""
+        if isinstance(self.affine, str):
+            object.__setattr__(self, "affine", Affine(self.affine))
+        object.__setattr__(self, "pattern", str(Pattern.parse(self.pattern)))
+        object.__setattr__(self, "sizes", tuple(sorted(dict(self.sizes).items())))
+        object.__setattr__(self, "detach", _names(self.detach))
+        object.__setattr__(self, "axis_names", _names(self.axis_names))
+        _validate(self)
+
+    @property
+    def parsed(self) -> Pattern:
+        """The pattern as a ``Pattern``."""
+        return Pattern.parse(self.pattern)
+
+    @classmethod
+    def from_dict(cls, declared: Mapping[str, Any]) -> NormSpec:
+        """Build a spec from plain data, as ``to_dict`` gives it; parts may be left out.
+
+        Raises:
+            ValueError: on an unknown key, or a number that is none.
+        """
+        values = dict(declared)
+        for name in values:
+            check_field(cls, name)
+        for name, kind in (("affine", Affine), ("running", Running)):
+            if isinstance(values.get(name), Mapping):
+                values[name] = _build(kind, name, values[name])
+        if isinstance(values.get("precision"), Mapping):
+            values["precision"] = _build(Precision, "precision", values["precision"])
+        spec = cls(**values)
+        check_numbers(spec)
+        return spec
+
+
+_LEAVES = ("epsilon", "mean_weight", "variance_weight", "r_max", "d_max")
+
+
+def check_numbers(spec: NormSpec) -> None:
+    """Validate the leaves that are plain numbers; traced values pass.
+
+    Raises:
+        ValueError: naming the leaf, what was got and what is expected.
+    """
+    pairs = [(name, getattr(spec, name)) for name in _LEAVES]
+    if spec.running is not None:
+        pairs.append(("running.decay", spec.running.decay))
+    for name, value in pairs:
+        if isinstance(value, jax.Array | np.ndarray):
+            continue
+        if not isinstance(value, numbers.Real) or isinstance(value, bool):
+            raise ValueError(f"{name} is {value!r}, expected a number")
+        number, share = float(value), name.endswith(("weight", "decay"))
+        if not math.isfinite(number) and not name.endswith("max"):
+            raise ValueError(f"{name} is {value!r}, expected a finite number")
+        if number < 0 or (share and number > 1):
+            bound = "between 0 and 1" if share else "0 or more"
+            raise ValueError(f"{name} is {value!r}, expected {bound}")
+
+
+def _validate(spec: NormSpec) -> None:
+    """Check static fields and what they say together."""
+    pattern = spec.parsed
+    if not pattern.reduced:
+        raise ValueError(
+            f"pattern '{pattern}' has no brackets: put them around the axes that are "
+            "reduced together"
+        )
+    for name, size in spec.sizes:
+        if name not in pattern.names or name.startswith("("):
+            raise ValueError(f"sizes names {name!r}, which is no axis of '{pattern}'")
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ValueError(
+                f"sizes.{name} is {size!r}, expected a whole number above 0"
+            )
+    if spec.example not in (None, "auto") and spec.example not in pattern.names:
+        raise ValueError(
+            f"example is {spec.example!r}, which is no axis of '{pattern}'"
+        )
+    _flag("center", spec.center)
+    check_choice("divide", spec.divide, DIVIDE)
+    check_choice("epsilon_placement", spec.epsilon_placement, PLACEMENT)
+    _count("ddof", spec.ddof)
+    check_choice("statistics", spec.statistics, STATISTICS)
+    check_choice("masked_output", spec.masked_output, MASKED_OUTPUT)
+    check_choice("single", spec.single, ("zero", "error"))
+    for name in spec.detach:
+        check_choice("detach", name, ("mean", "variance"))
+    for name, kind in (
+        ("affine", Affine),
+        ("running", Running),
+        ("precision", Precision),
+    ):
+        part = getattr(spec, name)
+        optional = name != "precision"
+        # Inside a transformation the child node `running` may be any placeholder.
+        if name != "running" and not (
+            isinstance(part, kind) or (optional and part is None)
+        ):
+            raise ValueError(f"{name} is {part!r}, expected {kind.__name__}(...)")
+    if spec.affine is not None:
+        for dimension in Pattern.parse(spec.affine.axes).dimensions:
+            if dimension.name not in pattern.names:
+                raise ValueError(
+                    f"affine names {dimension.name!r}, no axis of '{pattern}'; "
+                    f"its axes are {', '.join(pattern.names)}"
+                )
+    if spec.statistics == "renorm":
+        _not_yet("statistics", spec.statistics)
+    if spec.axis_names:
+        _not_yet("axis_names", spec.axis_names)
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _build(kind: type, prefix: str, declared: Mapping[str, Any]):
+    for name in declared:
+        check_field(kind, name)
+    if kind is Affine and "axes" not in declared:
+        raise ValueError(f"{prefix}.axes is missing: name the axes, for instance 'c'")
+    return kind(**declared)

@@ -1,0 +1,1 @@
+"""The evidence: closed forms against independent oracles."""

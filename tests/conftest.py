@@ -1,0 +1,31 @@
+"""JAX's switches for every test: strict, 64-bit; tests marked x32 also run in 32-bit."""
+
+from __future__ import annotations
+
+import contextlib
+
+import jax
+import pytest
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if any(mark.name == "x32" for mark in metafunc.definition.iter_markers()):
+        metafunc.parametrize(
+            "jax_switches", [True, False], ids=["x64", "x32"], indirect=True
+        )
+
+
+@pytest.fixture(autouse=True)
+def jax_switches(request: pytest.FixtureRequest):
+    """Strict promotion catches a mean that is broadcast along the wrong axis.
+
+    A module marked ``jax_defaults`` runs with what users have.
+    """
+    if request.node.get_closest_marker("jax_defaults"):
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(jax.enable_x64(getattr(request, "param", True)))
+        stack.enter_context(jax.numpy_dtype_promotion("strict"))
+        stack.enter_context(jax.numpy_rank_promotion("raise"))
+        yield
