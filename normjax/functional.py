@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -40,6 +41,7 @@ def init(spec: NormSpec, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Pa
         {'scale': (6,), 'bias': (6,)}
     """
     check_numbers(spec)
+    _check_float("init", dtype)
     layout = bind(spec, shape)
     if spec.affine is None:
         return {}
@@ -129,17 +131,27 @@ def bind(spec: NormSpec, shape: tuple[int, ...]) -> Layout:
     """Bind a spec's pattern to a shape and check what depends on both.
 
     Raises:
-        ValueError: if the shape does not fit, or ``single="error"`` meets groups of
-            one.
+        ValueError: if the shape does not fit, ``single="error"`` meets groups of one,
+            or float64 is asked for where JAX does not have it.
     """
-    layout = Layout.bind(spec.parsed, shape, spec.sizes)
-    if spec.example not in (None, "auto"):
-        layout.example_axes(spec.example)
+    if not isinstance(shape, Sequence):
+        raise ValueError(
+            f"shape is a {type(shape).__name__}, expected a tuple, for instance x.shape"
+        )
+    layout = Layout.bind(spec.parsed, tuple(shape), spec.sizes)
     if spec.single == "error" and layout.group_size == 1:
         raise ValueError(
             f"pattern '{spec.pattern}' on shape {layout.shape} has groups of one "
-            "element and the spec says single='error'"
+            "element and the spec says single='error': reduce over more axes, or "
+            "use single='zero'"
         )
+    for name in ("accumulate", "output"):
+        dtype = getattr(spec.precision, name)
+        if dtype == "float64" != jax.dtypes.canonicalize_dtype("float64"):
+            raise ValueError(
+                f"precision.{name} is 'float64', which JAX only has with "
+                "jax_enable_x64: jax.config.update('jax_enable_x64', True)"
+            )
     return layout
 
 
@@ -168,21 +180,26 @@ def prepare(
 
 def _checked(spec: NormSpec, x: Array, mask: Array | None):
     """Layout, x as an array, the accumulation dtype, and weights for the view."""
-    x = jnp.asarray(x)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise ValueError(
-            f"x has dtype {x.dtype}, expected a float dtype: cast it first, for "
-            "instance x.astype('float32')"
-        )
+    x = _float("x", x)
     accumulate = at_least(x.dtype, spec.precision.accumulate)
-    if accumulate != jax.dtypes.canonicalize_dtype(accumulate):
-        raise ValueError(
-            f"precision.accumulate is {spec.precision.accumulate!r}, which JAX only "
-            "has with jax_enable_x64: jax.config.update('jax_enable_x64', True)"
-        )
     layout = bind(spec, x.shape)
     weights = _weights(layout, mask, accumulate)
     return layout, x, accumulate, weights
+
+
+def _float(name: str, value: Any) -> Array:
+    """As an array; integers and complex numbers are refused, not cast."""
+    array = jnp.asarray(value)
+    _check_float(name, array.dtype)
+    return array
+
+
+def _check_float(name: str, dtype: Any) -> None:
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(
+            f"{name} has dtype {dtype}, expected a float dtype: cast it first, for "
+            "instance .astype('float32')"
+        )
 
 
 def _weights(layout: Layout, mask: Array | None, dtype) -> Array | None:
@@ -200,6 +217,8 @@ def _weights(layout: Layout, mask: Array | None, dtype) -> Array | None:
             f"mask has shape {mask.shape}, x has {shape}: expected full rank with size "
             "1 for broadcasting, or the leading axes of x"
         )
+    if jnp.issubdtype(mask.dtype, jnp.complexfloating):
+        raise ValueError(f"mask has dtype {mask.dtype}, expected bool or real weights")
     if mask.dtype != jnp.bool_:
         mask = mask.astype(dtype)
     view = [
@@ -225,9 +244,10 @@ def _given(spec: NormSpec, layout: Layout, dtype, moments, reference) -> Given:
     if moments is None and reference is None:
         return Given(*[jnp.zeros((), dtype)] * 3)
     if moments is None or reference is None:
-        return _as_given(spec, layout, dtype, reference if moments is None else moments)
-    first = _as_given(spec, layout, dtype, moments)
-    other = _as_given(spec, layout, dtype, reference)
+        one = ("reference", reference) if moments is None else ("moments", moments)
+        return _as_given(spec, layout, dtype, *one)
+    first = _as_given(spec, layout, dtype, "moments", moments)
+    other = _as_given(spec, layout, dtype, "reference", reference)
     mean_rest, variance_rest = 1 - spec.mean_weight, 1 - spec.variance_weight
     gap = (other.mean - first.mean) + (other.mean_low - first.mean_low)
     return Given(
@@ -238,7 +258,7 @@ def _given(spec: NormSpec, layout: Layout, dtype, moments, reference) -> Given:
     )
 
 
-def _as_given(spec: NormSpec, layout: Layout, dtype, source) -> Given:
+def _as_given(spec: NormSpec, layout: Layout, dtype, given: str, source) -> Given:
     """One record of statistics, reduced axes kept; stored ones lack example axes."""
     example = layout.example_axes(spec.example)
     full = layout.mapped_shape
@@ -246,11 +266,11 @@ def _as_given(spec: NormSpec, layout: Layout, dtype, source) -> Given:
     ones = tuple(1 if i in example else layout.view_shape[i] for i in layout.mapped)
 
     def keep(name: str, array: Array) -> Array:
-        array = jnp.asarray(array)
+        array = _float(f"{given}.{name}", array)
         if array.shape not in (full, stored):
             raise ValueError(
-                f"{name} has shape {array.shape}, expected {full}: the mapped axes of "
-                f"'{spec.pattern}'"
+                f"{given}.{name} has shape {array.shape}, expected {full}: the mapped "
+                f"axes of '{spec.pattern}'"
             )
         if array.shape != full:
             array = jnp.broadcast_to(array.reshape(ones), full)
@@ -266,7 +286,7 @@ def _as_given(spec: NormSpec, layout: Layout, dtype, source) -> Given:
             keep("m2", second_moment(spec, source)),
         )
     raise ValueError(
-        f"moments is a {type(source).__name__}, expected Moments (nj.moments) or "
+        f"{given} is a {type(source).__name__}, expected Moments (nj.moments) or "
         "Statistics (nj.running.read)"
     )
 
@@ -292,26 +312,31 @@ def second_moment(spec: NormSpec, moments: Moments, ddof: int | None = None) -> 
 
 def _affine(spec: NormSpec, layout: Layout, dtype, params: Params | None):
     """Scale and bias as they broadcast to the view; 1 + w in at least float32."""
-    params = {} if params is None else dict(params)
-    if not params:
+    if params is None:
         return None, None
+    if not isinstance(params, Mapping):
+        raise ValueError(
+            f"params is a {type(params).__name__}, expected a dict as nj.init gives it"
+        )
     affine = spec.affine
     expected = [name for name in ("bias", "scale") if getattr(affine, name, False)]
-    if affine is None or sorted(params) != expected:
+    if sorted(params) != expected:
         raise ValueError(
             f"params has {sorted(params)}, expected {expected}: the spec says "
-            f"affine={affine!r}"
+            f"affine={affine!r}; nj.init gives them, None leaves them out"
         )
+    if affine is None:
+        return None, None
     shape, view_shape = layout.parameter(affine.axes)
     values = []
     for name in ("scale", "bias"):
         value = params.get(name)
         if value is not None:
-            value = jnp.asarray(value)
+            value = _float(f"params.{name}", value)
             if value.shape != shape:
                 raise ValueError(
-                    f"{name} has shape {value.shape}, expected {shape}: the axes "
-                    f"'{affine.axes}' of '{spec.pattern}'"
+                    f"params.{name} has shape {value.shape}, expected {shape}: the "
+                    f"axes '{affine.axes}' of '{spec.pattern}'"
                 )
             value = value.reshape(view_shape).astype(dtype)
             if name == "scale" and affine.stored == "1+w":

@@ -97,19 +97,18 @@ class Layout:
     def example_axes(self, example: str | None) -> tuple[int, ...]:
         """View axes that index the examples; () where no axis does.
 
-        ``"auto"`` is the first dimension (of a parenthesis the whole of it), unless it
-        is the bracketed last axis. A name takes the dimension that it belongs to.
+        ``"auto"`` is the first dimension of the pattern (of a ``...`` its first axis,
+        of a parenthesis the whole of it), unless it is the bracketed last axis. A name
+        takes the dimension that it belongs to.
         """
-        if example is None or not self.shape:
+        dimension = self.pattern.example(example)
+        if dimension is None:
             return ()
-        if example == "auto":
-            first = tuple(i for i, dim in enumerate(self.owner) if dim == 0)
-            last = len(self.shape) == 1 and set(first) & set(self.reduced)
-            return () if last else first
-        axis = _find(self, example)
-        return tuple(
-            i for i, dim in enumerate(self.owner) if dim == self.owner[axis[0]]
-        )
+        axes = _find(self, dimension.name)
+        if dimension.name == ELLIPSIS:
+            axes = axes[:1]
+        last = len(self.shape) == 1 and not dimension.composite
+        return () if example == "auto" and last and axes == self.reduced else axes
 
     def parameter(self, axes: str) -> ParameterLayout:
         """Shapes of a parameter over ``axes``, for instance ``"c"`` or ``"(g c)"``.

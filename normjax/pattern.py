@@ -38,7 +38,8 @@ class PatternError(ValueError):
     def __init__(self, message: str, text: str, position: int):
         """Keep the parts, so that a caller can point into its own file."""
         self.message, self.text, self.position = message, text, position
-        super().__init__(f"{message}\n  {text}\n  {' ' * position}^")
+        line = re.sub(r"\s", " ", text)
+        super().__init__(f"{message}\n  {line}\n  {' ' * position}^")
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,9 @@ class Pattern:
                 )
         reduced = {axis % ndim for axis in axes}
         if len(reduced) != len(axes):
-            raise ValueError(f"reduction axes {tuple(axes)} name one axis twice")
+            raise ValueError(
+                f"reduction axes {tuple(axes)} name one axis twice: give each one once"
+            )
         items: list[str | Bracket | Parenthesis] = []
         for axis in range(ndim):
             name = f"x{axis}"
@@ -177,6 +180,18 @@ class Pattern:
         composite = [dim.name for dim in self.dimensions if dim.composite]
         return tuple(axis.name for axis in self.axes) + tuple(composite)
 
+    def example(self, name: str | None) -> Dimension | None:
+        """The dimension that indexes examples; ``"auto"`` is the first one.
+
+        A pattern of one bracketed dimension has none: there the last axis is the first.
+        """
+        if name != "auto":
+            found = [d for d in self.dimensions if name in (d.name, *d.names)]
+            return found[0] if found else None
+        first = self.dimensions[0]
+        alone = len(self.dimensions) == 1 and first.name != ELLIPSIS
+        return None if alone and any(part.reduced for part in first.parts) else first
+
     @property
     def reduced(self) -> tuple[str, ...]:
         """Names of the reduced axes."""
@@ -206,6 +221,7 @@ def _parse(text: str) -> Pattern:
     seen: set[str] = set()
     for match in _TOKEN.finditer(text):
         token, position = match.group(), match.start()
+        at = text, position
         opener, _, items = stack[-1]
         if token.isspace():
             continue
@@ -214,31 +230,38 @@ def _parse(text: str) -> Pattern:
             stack.append((token, position, []))
         elif token in _CLOSER.values():
             if _CLOSER.get(opener) != token:
-                expected = f"'{_CLOSER[opener]}'" if opener else "nothing to close"
-                raise PatternError(f"unexpected '{token}', {expected}", text, position)
+                hint = f"close '{opener}' first" if opener else "nothing is open"
+                raise PatternError(f"unexpected '{token}': {hint}", *at)
             if not items:
-                raise PatternError(f"empty '{opener}{token}'", text, position)
+                raise PatternError(f"empty '{opener}{token}': put names inside", *at)
             stack.pop()
             closed = Bracket if opener == "[" else Parenthesis
             stack[-1][2].append(closed(tuple(items)))
-        elif token == ELLIPSIS or token.isidentifier():
+        elif token == ELLIPSIS or (token.isascii() and token.isidentifier()):
             if token in seen:
-                raise PatternError(f"'{token}' stands here twice", text, position)
+                raise PatternError(
+                    f"'{token}' stands here twice: give each axis its own name", *at
+                )
             if token == ELLIPSIS and "(" in [entry[0] for entry in stack]:
-                raise PatternError("'...' cannot share a dimension", text, position)
+                raise PatternError(
+                    "'...' cannot share a dimension: name the axes of '( )'", *at
+                )
             seen.add(token)
             items.append(token)
         else:
             raise PatternError(
                 f"unexpected {token!r}: a pattern has names, '...', '[ ]' and '( )'",
-                text,
-                position,
+                *at,
             )
     opener, position, items = stack[-1]
     if opener:
-        raise PatternError(f"'{opener}' is never closed", text, position)
+        raise PatternError(
+            f"'{opener}' is never closed: add '{_CLOSER[opener]}'", text, position
+        )
     if not items:
-        raise PatternError("empty pattern", text, 0)
+        raise PatternError(
+            "empty pattern: name the axes, for instance '... [c]'", text, 0
+        )
     return Pattern(tuple(items))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from normjax.records import check_field
 from normjax.spec import Affine, NormSpec, Running
 
 
@@ -138,6 +139,8 @@ PRESETS = {
 
 def _spec(pattern: str, fields: dict[str, Any], **defaults: Any) -> NormSpec:
     """The preset's own fields, then the caller's."""
+    for name in fields:
+        check_field(NormSpec, name)
     return NormSpec(**{"pattern": pattern, **defaults, **fields})
 
 

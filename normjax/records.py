@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
+import numbers
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -18,7 +21,7 @@ class Record:
         shown = []
         for index, field in enumerate(dataclasses.fields(self)):  # type: ignore[arg-type]
             value = getattr(self, field.name)
-            if index == 0 and isinstance(value, str):
+            if index == 0 and field.default is dataclasses.MISSING:
                 shown.append(repr(value))
             elif not _same(value, field.default):
                 shown.append(f"{field.name}={_written(value)}")
@@ -48,11 +51,12 @@ class Record:
             part = flat.get(head, getattr(self, head))
             if isinstance(part, Record):
                 flat[head] = part.replace(**inner)
-            elif isinstance(part, tuple):  # a mapping, kept as sorted pairs
+            elif head == "sizes":  # a mapping, kept as sorted pairs
                 flat[head] = {**dict(part), **inner}
             else:
                 raise ValueError(
-                    f"{head}.{next(iter(inner))} cannot be set: {head} is {part!r}"
+                    f"{head}.{next(iter(inner))} cannot be set, since {head} is "
+                    f"{part!r}: set {head} as a whole"
                 )
         return dataclasses.replace(self, **flat)  # type: ignore[type-var]
 
@@ -72,9 +76,67 @@ def check_field(kind: type, name: str) -> None:
     """
     known = [field.name for field in dataclasses.fields(kind)]
     if name not in known:
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
-        raise ValueError(f"{kind.__name__} has no field {name!r}; {hint}")
+        hint = suggest(name, known)
+        raise ValueError(f"{kind.__name__} has no field {name!r}{hint}")
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the nearest one, or what there is.
+
+    Example:
+        >>> suggest("centre", ["center", "divide"]), suggest("x", ["center", "divide"])
+        ("; did you mean 'center'?", '; expected one of center, divide')
+    """
+    known = list(known)
+    near = difflib.get_close_matches(name, known, 1)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; expected one of {', '.join(known)}" if known else ""
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse what is not a bool.
+
+    Raises:
+        ValueError: with the field and the value.
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}, expected True or False")
+
+
+def check_count(name: str, value: object, least: int = 0) -> None:
+    """Refuse what is not a whole number of at least ``least``.
+
+    Raises:
+        ValueError: with the field, the value and the bound.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(
+            f"{name} is {value!r}, expected a whole number, {least} or more"
+        )
+
+
+def check_number(name: str, value: object, *, share: bool, infinite: bool) -> None:
+    """Refuse what is not one number of 0 or more (a share: up to 1); traced ones pass.
+
+    Raises:
+        ValueError: with the field, the value and the bounds.
+    """
+    if isinstance(value, jax.Array | np.ndarray):
+        if value.shape != () or value.dtype.kind in "bc":
+            raise ValueError(
+                f"{name} has shape {value.shape} and dtype {value.dtype}, expected one "
+                "real number; jax.vmap sweeps over several"
+            )
+        return
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}, expected a number")
+    number = float(value)
+    if math.isnan(number) or (math.isinf(number) and not infinite):
+        raise ValueError(f"{name} is {value!r}, expected a finite number")
+    if number < 0 or (share and number > 1):
+        bound = "between 0 and 1" if share else "0 or more"
+        raise ValueError(f"{name} is {value!r}, expected {bound}")
 
 
 def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
@@ -88,6 +150,25 @@ def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         options = ", ".join(repr(option) for option in allowed)
         raise ValueError(f"{name} is {value!r}, expected one of {options}{hint}")
+
+
+def names(value: Any) -> tuple:
+    """One name or several as a tuple."""
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def pairs(name: str, value: Any) -> tuple[tuple[str, Any], ...]:
+    """A dict as sorted pairs, which are hashable.
+
+    Raises:
+        ValueError: if it is no dict.
+    """
+    try:
+        return tuple(sorted(dict(value).items()))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{name} is {value!r}, expected a dict, for instance {{'g': 8}}"
+        ) from None
 
 
 def _same(value: Any, default: Any) -> bool:

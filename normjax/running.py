@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,12 +41,13 @@ class State:
     count: Array
 
 
-def init(spec: NormSpec, shape: tuple[int, ...]) -> State:
+def init(spec: NormSpec, shape: tuple[int, ...], dtype: Any = jnp.float32) -> State:
     """The state before any update.
 
     Args:
         spec: a layer with ``running``.
         shape: shape of the input.
+        dtype: of the statistics; they are kept in at least float32.
 
     Returns:
         State filled with ``running.initial``.
@@ -59,10 +61,9 @@ def init(spec: NormSpec, shape: tuple[int, ...]) -> State:
         [1.0, 1.0, 1.0]
     """
     running = _running(spec)
-    check_numbers(spec)
-    layout = bind(spec, tuple(shape))
+    layout = bind(spec, shape)
     stored = tuple(layout.view_shape[i] for i in _stored_axes(spec, layout))
-    dtype = at_least("float32", spec.precision.accumulate)
+    dtype = at_least(at_least(dtype, "float32"), spec.precision.accumulate)
     mean, variance = (jnp.full(stored, value, dtype) for value in running.initial)
     return State(mean, variance, jnp.zeros(stored, jnp.int32))
 
@@ -94,6 +95,8 @@ def update(spec: NormSpec, state: State, moments: Moments) -> State:
         1.0666667
     """
     running = _running(spec)
+    _check_kind("state", state, State, "nj.running.init")
+    _check_kind("moments", moments, Moments, "nj.moments")
     moments = _per_entry(spec, state, moments)
     dtype = state.mean.dtype
     mean = (moments.mean + moments.mean_low).astype(dtype)
@@ -139,6 +142,7 @@ def read(spec: NormSpec, state: State) -> Statistics:
         [0.025, 2.5]
     """
     running = _running(spec)
+    _check_kind("state", state, State, "nj.running.init")
     if not running.debias:
         return Statistics(state.mean, state.variance)
     weight = effective_weight(spec, state)
@@ -160,6 +164,7 @@ def effective_weight(spec: NormSpec, state: State) -> Array:
         [0.6340000033378601]
     """
     running = _running(spec)
+    _check_kind("state", state, State, "nj.running.init")
     t = state.count.astype(state.mean.dtype)
     if running.average == "cumulative":
         return (t > 0).astype(t.dtype)
@@ -185,7 +190,8 @@ def merge(states: Sequence[State], weights: Sequence[float] | None = None) -> St
         A State whose count is the sum of the counts.
 
     Raises:
-        ValueError: if there are no states, or not one weight for each.
+        ValueError: if there are no states, their shapes differ, or there is not one
+            weight for each.
 
     Example:
         >>> import dataclasses, jax.numpy as jnp, normjax as nj
@@ -195,11 +201,24 @@ def merge(states: Sequence[State], weights: Sequence[float] | None = None) -> St
         >>> pooled.mean.tolist(), pooled.variance.tolist()
         ([2.0], [5.0])
     """
+    if not isinstance(states, Sequence):
+        raise ValueError(f"states is a {type(states).__name__}, expected a list")
     if not states:
-        raise ValueError("merge got no states")
+        raise ValueError("merge got no states, expected one or more")
+    for state in states:
+        _check_kind("one of states", state, State, "nj.running.init")
+    shapes = sorted({state.mean.shape for state in states})
+    if len(shapes) > 1:
+        raise ValueError(
+            f"merge got states of shapes {', '.join(map(str, shapes))}, expected one "
+            "shape: they must belong to the same layer"
+        )
     shares = [1.0] * len(states) if weights is None else list(weights)
     if len(shares) != len(states):
-        raise ValueError(f"merge got {len(states)} states and {len(shares)} weights")
+        raise ValueError(
+            f"merge got {len(states)} states and {len(shares)} weights, expected one "
+            "weight for each state"
+        )
     stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *states)
     weight = jnp.asarray(shares, stacked.mean.dtype)
     weight = (weight / weight.sum()).reshape(-1, *[1] * (stacked.mean.ndim - 1))
@@ -218,7 +237,15 @@ def _running(spec: NormSpec) -> Running:
         raise ValueError(
             f"{spec!r} stores no statistics: give it running=Running(decay=...)"
         )
+    check_numbers(spec)
     return spec.running
+
+
+def _check_kind(name: str, value: object, kind: type, source: str) -> None:
+    if not isinstance(value, kind):
+        raise ValueError(
+            f"{name} is a {type(value).__name__}, expected {kind.__name__} ({source})"
+        )
 
 
 def _stored_axes(spec: NormSpec, layout: Layout) -> tuple[int, ...]:
@@ -232,8 +259,9 @@ def _per_entry(spec: NormSpec, state: State, moments: Moments) -> Moments:
     kept = [size for i, size in enumerate(moments.mean.shape) if i not in axes]
     if tuple(kept) != state.mean.shape:
         raise ValueError(
-            f"moments have shape {moments.mean.shape}, the state {state.mean.shape}: "
-            f"expected {tuple(kept)} for '{spec.pattern}'"
+            f"state has shape {state.mean.shape}, expected {tuple(kept)}: moments of "
+            f"'{spec.pattern}' have shape {moments.mean.shape}; both must come from "
+            "inputs that agree in the mapped axes"
         )
     return merge_moments(moments, axes) if axes else moments
 
@@ -245,12 +273,14 @@ def _example_axes(spec: NormSpec, ndim: int) -> tuple[int, ...]:
     if ELLIPSIS in names:
         at = names.index(ELLIPSIS)
         names[at : at + 1] = [ELLIPSIS] * (ndim - len(names) + 1)
-    if spec.example is None:
+    if len(names) != ndim:
+        raise ValueError(
+            f"moments have {ndim} axes, expected those that '{pattern}' maps, "
+            f"{' '.join(pattern.mapped)}: take nj.moments of this spec"
+        )
+    owner = pattern.example(spec.example)
+    if owner is None:
         return ()
-    if spec.example != "auto":
-        (owner,) = [d for d in pattern.dimensions if spec.example in (d.name, *d.names)]
-    else:
-        owner = pattern.dimensions[0]
-        if owner.name == ELLIPSIS:  # of a `...` its first axis
-            return (0,) if names[:1] == [ELLIPSIS] else ()
+    if owner.name == ELLIPSIS:  # of a `...` its first axis
+        return tuple(i for i, name in enumerate(names) if name == ELLIPSIS)[:1]
     return tuple(i for i, name in enumerate(names) if name in owner.names)

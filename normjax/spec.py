@@ -11,16 +11,23 @@ Per reduction group, with weights w (a mask is 0/1) and N = Σw:
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import numpy as np
 
-from normjax.pattern import Pattern
-from normjax.records import Record, check_choice, check_field
+from normjax.pattern import ELLIPSIS, Pattern
+from normjax.records import (
+    Record,
+    check_choice,
+    check_count,
+    check_field,
+    check_flag,
+    check_number,
+    names,
+    pairs,
+)
 
 DIVIDE = ("std", "rms", "l2", "none")
 PLACEMENT = ("inside_sqrt", "outside_sqrt", "floor_var", "floor_std")
@@ -35,18 +42,10 @@ def _static(default: Any, **kwargs: Any) -> Any:
     return field(default=default, metadata={"static": True}, **kwargs)
 
 
-def _flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} is {value!r}, expected True or False")
-
-
-def _count(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{name} is {value!r}, expected a whole number, 0 or more")
-
-
-def _not_yet(name: str, value: object) -> None:
-    raise ValueError(f"{name} {value!r} is not available yet in this version")
+def _not_yet(name: str, value: object, instead: object) -> None:
+    raise ValueError(
+        f"{name} {value!r} is not available yet in this version: use {instead!r}"
+    )
 
 
 @jax.tree_util.register_static
@@ -76,8 +75,8 @@ class Affine(Record):
             raise ValueError(
                 f"affine axes {self.axes!r} take no brackets: write the names"
             )
-        _flag("affine.scale", self.scale)
-        _flag("affine.bias", self.bias)
+        check_flag("affine.scale", self.scale)
+        check_flag("affine.bias", self.bias)
         check_choice("affine.stored", self.stored, ("w", "1+w"))
         check_choice("affine.cast", self.cast, ("after", "before"))
 
@@ -105,13 +104,16 @@ class Running(Record):
 
     def __post_init__(self):
         """Validate the static fields."""
-        _count("running.ddof", self.ddof)
-        _flag("running.debias", self.debias)
-        initial = tuple(float(value) for value in self.initial)
+        check_count("running.ddof", self.ddof)
+        check_flag("running.debias", self.debias)
+        try:
+            initial = tuple(map(float, self.initial))
+        except (TypeError, ValueError):
+            initial = ()
         if len(initial) != 2 or not all(map(math.isfinite, initial)) or initial[1] < 0:
             raise ValueError(
-                f"running.initial is {self.initial!r}, expected (mean, variance) with "
-                "a variance of 0 or more"
+                f"running.initial is {self.initial!r}, expected finite numbers (mean, "
+                "variance) with a variance of 0 or more"
             )
         object.__setattr__(self, "initial", initial)
         check_choice("running.average", self.average, ("exponential", "cumulative"))
@@ -149,15 +151,15 @@ class Precision(Record):
         """Validate."""
         check_choice("precision.accumulate", self.accumulate, FLOATS)
         check_choice("precision.algorithm", self.algorithm, ALGORITHM)
-        _flag("precision.rescale", self.rescale)
+        check_flag("precision.rescale", self.rescale)
         check_choice("precision.apply", self.apply, ("centered", "folded"))
         check_choice("precision.output", self.output, ("input", *FLOATS))
         if self.algorithm == "one_pass":
-            _not_yet("precision.algorithm", self.algorithm)
+            _not_yet("precision.algorithm", self.algorithm, "shifted")
         if self.rescale:
-            _not_yet("precision.rescale", self.rescale)
+            _not_yet("precision.rescale", self.rescale, instead=False)
         if self.apply == "folded":
-            _not_yet("precision.apply", self.apply)
+            _not_yet("precision.apply", self.apply, "centered")
 
 
 @jax.tree_util.register_dataclass
@@ -226,9 +228,9 @@ class NormSpec(Record):
         if isinstance(self.affine, str):
             object.__setattr__(self, "affine", Affine(self.affine))
         object.__setattr__(self, "pattern", str(Pattern.parse(self.pattern)))
-        object.__setattr__(self, "sizes", tuple(sorted(dict(self.sizes).items())))
-        object.__setattr__(self, "detach", _names(self.detach))
-        object.__setattr__(self, "axis_names", _names(self.axis_names))
+        object.__setattr__(self, "sizes", pairs("sizes", self.sizes))
+        object.__setattr__(self, "detach", names(self.detach))
+        object.__setattr__(self, "axis_names", names(self.axis_names))
         _validate(self)
 
     @property
@@ -246,6 +248,8 @@ class NormSpec(Record):
         values = dict(declared)
         for name in values:
             check_field(cls, name)
+        if "pattern" not in values:
+            raise ValueError("pattern is missing: for instance '... [c]'")
         for name, kind in (("affine", Affine), ("running", Running)):
             if isinstance(values.get(name), Mapping):
                 values[name] = _build(kind, name, values[name])
@@ -265,20 +269,17 @@ def check_numbers(spec: NormSpec) -> None:
     Raises:
         ValueError: naming the leaf, what was got and what is expected.
     """
-    pairs = [(name, getattr(spec, name)) for name in _LEAVES]
+    leaves = [(name, getattr(spec, name)) for name in _LEAVES]
+    # Not in the constructor: in a transformation `running` may be any placeholder.
+    if not isinstance(spec.running, Running | None):
+        raise ValueError(
+            f"running is {spec.running!r}, expected Running(decay=...) or None"
+        )
     if spec.running is not None:
-        pairs.append(("running.decay", spec.running.decay))
-    for name, value in pairs:
-        if isinstance(value, jax.Array | np.ndarray):
-            continue
-        if not isinstance(value, numbers.Real) or isinstance(value, bool):
-            raise ValueError(f"{name} is {value!r}, expected a number")
-        number, share = float(value), name.endswith(("weight", "decay"))
-        if not math.isfinite(number) and not name.endswith("max"):
-            raise ValueError(f"{name} is {value!r}, expected a finite number")
-        if number < 0 or (share and number > 1):
-            bound = "between 0 and 1" if share else "0 or more"
-            raise ValueError(f"{name} is {value!r}, expected {bound}")
+        leaves.append(("running.decay", spec.running.decay))
+    for name, value in leaves:
+        share = name.endswith(("weight", "decay"))
+        check_number(name, value, share=share, infinite=name.endswith("max"))
 
 
 def _validate(spec: NormSpec) -> None:
@@ -290,52 +291,41 @@ def _validate(spec: NormSpec) -> None:
             "reduced together"
         )
     for name, size in spec.sizes:
-        if name not in pattern.names or name.startswith("("):
-            raise ValueError(f"sizes names {name!r}, which is no axis of '{pattern}'")
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ValueError(
-                f"sizes.{name} is {size!r}, expected a whole number above 0"
-            )
-    if spec.example not in (None, "auto") and spec.example not in pattern.names:
-        raise ValueError(
-            f"example is {spec.example!r}, which is no axis of '{pattern}'"
-        )
-    _flag("center", spec.center)
+        single = [axis.name for axis in pattern.axes if axis.name != ELLIPSIS]
+        _check_axis("sizes", name, pattern, single)
+        check_count(f"sizes.{name}", size, least=1)
+    if spec.example not in (None, "auto"):
+        _check_axis("example", spec.example, pattern, pattern.names)
+    check_flag("center", spec.center)
     check_choice("divide", spec.divide, DIVIDE)
     check_choice("epsilon_placement", spec.epsilon_placement, PLACEMENT)
-    _count("ddof", spec.ddof)
+    check_count("ddof", spec.ddof)
     check_choice("statistics", spec.statistics, STATISTICS)
     check_choice("masked_output", spec.masked_output, MASKED_OUTPUT)
     check_choice("single", spec.single, ("zero", "error"))
     for name in spec.detach:
         check_choice("detach", name, ("mean", "variance"))
-    for name, kind in (
-        ("affine", Affine),
-        ("running", Running),
-        ("precision", Precision),
-    ):
-        part = getattr(spec, name)
-        optional = name != "precision"
-        # Inside a transformation the child node `running` may be any placeholder.
-        if name != "running" and not (
-            isinstance(part, kind) or (optional and part is None)
-        ):
-            raise ValueError(f"{name} is {part!r}, expected {kind.__name__}(...)")
+    if not isinstance(spec.precision, Precision):
+        raise ValueError(f"precision is {spec.precision!r}, expected Precision(...)")
+    if not isinstance(spec.affine, Affine | None):
+        raise ValueError(
+            f"affine is {spec.affine!r}, expected axes such as 'c', Affine(...) or None"
+        )
     if spec.affine is not None:
         for dimension in Pattern.parse(spec.affine.axes).dimensions:
-            if dimension.name not in pattern.names:
-                raise ValueError(
-                    f"affine names {dimension.name!r}, no axis of '{pattern}'; "
-                    f"its axes are {', '.join(pattern.names)}"
-                )
+            _check_axis("affine", dimension.name, pattern, pattern.names)
     if spec.statistics == "renorm":
-        _not_yet("statistics", spec.statistics)
+        _not_yet("statistics", spec.statistics, "input")
     if spec.axis_names:
-        _not_yet("axis_names", spec.axis_names)
+        _not_yet("axis_names", spec.axis_names, ())
 
 
-def _names(value: Any) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
+def _check_axis(field: str, name: object, pattern: Pattern, known) -> None:
+    if name not in known:
+        raise ValueError(
+            f"{field} names {name!r}, no axis of '{pattern}'; expected one of "
+            f"{', '.join(known)}"
+        )
 
 
 def _build(kind: type, prefix: str, declared: Mapping[str, Any]):

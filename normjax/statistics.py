@@ -205,11 +205,6 @@ def merge(parts: Moments, axis: int | tuple[int, ...] = 0, keepdims: bool = Fals
     return Moments(*merged)
 
 
-def unit_roundoff(dtype) -> float:
-    """Half the spacing of numbers at 1: 2⁻²⁴ for float32."""
-    return float(jnp.finfo(dtype).eps) / 2
-
-
 def at_least(dtype, accumulate: str) -> np.dtype:
     """The wider one of an input's dtype and the accumulation dtype.
 
