@@ -242,6 +242,11 @@ def _parse(text: str) -> Pattern:
                 raise PatternError(
                     f"'{token}' stands here twice: give each axis its own name", *at
                 )
+            beside = text[position - 1 : position] + text[match.end() : match.end() + 1]
+            if token == ELLIPSIS and any(c.isalnum() or c == "_" for c in beside):
+                raise PatternError(
+                    "'...' has no name: put a space before it, and no name on it", *at
+                )
             if token == ELLIPSIS and "(" in [entry[0] for entry in stack]:
                 raise PatternError(
                     "'...' cannot share a dimension: name the axes of '( )'", *at

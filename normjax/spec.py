@@ -269,6 +269,11 @@ def check_numbers(spec: NormSpec) -> None:
     Raises:
         ValueError: naming the leaf, what was got and what is expected.
     """
+    if not isinstance(spec, NormSpec):
+        raise ValueError(
+            f"spec is {spec!r}, expected a NormSpec: NormSpec('... [c]'), or a preset "
+            "like layer_norm()"
+        )
     leaves = [(name, getattr(spec, name)) for name in _LEAVES]
     # Not in the constructor: in a transformation `running` may be any placeholder.
     if not isinstance(spec.running, Running | None):
@@ -305,6 +310,8 @@ def _validate(spec: NormSpec) -> None:
     check_choice("single", spec.single, ("zero", "error"))
     for name in spec.detach:
         check_choice("detach", name, ("mean", "variance"))
+    if len(set(spec.detach)) < len(spec.detach):
+        raise ValueError(f"detach is {spec.detach!r}: name each part once")
     if not isinstance(spec.precision, Precision):
         raise ValueError(f"precision is {spec.precision!r}, expected Precision(...)")
     if not isinstance(spec.affine, Affine | None):

@@ -48,8 +48,7 @@ def spaced(draw: st.DrawFn, pattern: Pattern) -> str:
     tokens = re.findall(r"\.\.\.|\w+|[^\w\s]", str(pattern))
     text = " " * draw(st.integers(0, 2))
     for token, following in zip(tokens, [*tokens[1:], ""], strict=True):
-        touching = token[-1].isalnum() or token[-1] == "_"
-        words = touching and following[:1] not in ("", *"[]().")
+        words = token not in "[]()" and following not in ("", *"[]()")
         text += token + " " * draw(st.integers(int(words), 2))
     return text
 

@@ -96,6 +96,8 @@ ERRORS = {
     "empty ( )": ("[b] ()", "     ^", "empty '()': put names inside"),
     "empty": ("", "^", "empty pattern: name the axes"),
     "blank": ("   ", "^", "empty pattern: name the axes"),
+    "a named ...": ("b s... [c]", "   ^", "'...' has no name: put a space before it"),
+    "a name on ...": ("...s [c]", "^", "'...' has no name"),
     "... in ( )": ("[b] (... c)", "     ^", "'...' cannot share a dimension: name the"),
     "... in [ ] in ( )": ("(g [...])", "    ^", "'...' cannot share a dimension"),
     "minus": ("b-c", " ^", "unexpected '-': a pattern has names, '...', '[ ]' and"),
