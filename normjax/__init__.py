@@ -1,5 +1,7 @@
 """normjax: normalization layers, stated completely and proved against autodiff."""
 
+import importlib as _importlib
+
 from normjax import running as running
 from normjax.coupling import influence as influence
 from normjax.functional import init as init
@@ -26,3 +28,14 @@ from normjax.spec import Precision as Precision
 from normjax.spec import Running as Running
 from normjax.statistics import Moments as Moments
 from normjax.statistics import Statistics as Statistics
+from normjax.traits import diff as diff
+from normjax.traits import properties as properties
+
+_ON_FIRST_USE = ("linen", "nnx", "report", "study", "verify")
+
+
+def __getattr__(name: str):
+    """Load what needs Flax or an extra when it is first used."""
+    if name in _ON_FIRST_USE:
+        return _importlib.import_module(f"normjax.{name}")
+    raise AttributeError(f"module 'normjax' has no attribute {name!r}")
