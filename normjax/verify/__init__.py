@@ -1,1 +1,9 @@
-"""The evidence: closed forms against independent oracles."""
+"""The evidence: values and derivatives against oracles that share no code with them."""
+
+from normjax.verify.checks import check_jacobian as check_jacobian
+from normjax.verify.facts import check_facts as check_facts
+from normjax.verify.laws import check_laws as check_laws
+from normjax.verify.suite import check_spec as check_spec
+from normjax.verify.tolerance import Check as Check
+from normjax.verify.tolerance import normwise as normwise
+from normjax.verify.tolerance import rounding_tolerance as rounding_tolerance

@@ -2,14 +2,16 @@
 
 ``reference`` is plain jnp on integers and strings, differentiated by JAX itself; it
 imports nothing else from normjax and has no custom rule. ``numpy_reference`` is the
-same map in NumPy float64, ``mpmath_reference`` and ``mpmath_jacobian`` in 50 digits,
-the latter by central differences.
+same map in NumPy float64, ``mpmath_reference`` in 50 digits, and ``mpmath_jacobian``
+its derivative by central differences with step 1e-18, whose error is below 1e-30.
 """
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import mpmath
+import numpy as np
 from jax import Array
 
 
@@ -72,3 +74,141 @@ def reference(
         ),
     }
     return c / divisors[placement]()
+
+
+def numpy_reference(
+    x: np.ndarray,
+    axes: tuple[int, ...],
+    *,
+    epsilon: float,
+    center: bool = True,
+    divide: str = "std",
+    placement: str = "inside_sqrt",
+    ddof: int = 0,
+    mask: np.ndarray | None = None,
+) -> np.ndarray:
+    """The map in NumPy float64, group by group, with the mean taken twice.
+
+    Args:
+        x: the group view.
+        axes: its reduced axes.
+        epsilon: the stabilizer.
+        center: subtract the mean.
+        divide: ``"std"``, ``"rms"``, ``"l2"`` or ``"none"``.
+        placement: of epsilon.
+        ddof: N − ddof divides the squares.
+        mask: True where valid; masked entries come out as NaN.
+
+    Returns:
+        x̂ in x's shape, float64.
+    """
+    order = [axis for axis in range(x.ndim) if axis not in axes] + list(axes)
+    moved = np.transpose(np.asarray(x, np.float64), order)
+    keep = np.ones(x.shape, bool) if mask is None else np.broadcast_to(mask, x.shape)
+    keep = np.transpose(keep, order)
+    size = int(np.prod([x.shape[axis] for axis in axes]))
+    out = np.full(moved.shape, np.nan)
+    groups = zip(
+        moved.reshape(-1, size),
+        keep.reshape(-1, size),
+        out.reshape(-1, size),
+        strict=True,
+    )
+    for values, valid, target in groups:
+        target[valid] = _numpy_group(
+            values[valid], epsilon, center, divide, placement, ddof
+        )
+    return np.transpose(out, np.argsort(order))
+
+
+def _numpy_group(values, epsilon, center, divide, placement, ddof) -> np.ndarray:
+    shifted = values - values[0]
+    c = shifted - shifted.mean()
+    squares = np.sum(c**2) if divide == "std" else np.sum(values**2)
+    numerator = c if center else values
+    if divide == "none":
+        return numerator
+    variance = squares / (1 if divide == "l2" else len(values) - ddof)
+    return numerator / numpy_divisor(variance, epsilon, placement)
+
+
+def numpy_divisor(variance, epsilon: float, placement: str):
+    """S(σ²) in NumPy, for numbers or arrays.
+
+    Args:
+        variance: σ².
+        epsilon: the stabilizer.
+        placement: of epsilon.
+
+    Returns:
+        The divisor.
+    """
+    std = np.sqrt(variance)
+    return {
+        "inside_sqrt": np.sqrt(variance + epsilon),
+        "outside_sqrt": std + epsilon,
+        "floor_var": np.sqrt(np.maximum(variance, epsilon)),
+        "floor_std": np.maximum(std, epsilon),
+    }[placement]
+
+
+def mpmath_reference(
+    values: list,
+    *,
+    epsilon: float,
+    center: bool = True,
+    divide: str = "std",
+    placement: str = "inside_sqrt",
+    ddof: int = 0,
+) -> list:
+    """The map of one group in the working precision of mpmath.
+
+    Args:
+        values: the group, numbers that mpmath takes exactly.
+        epsilon: the stabilizer.
+        center: subtract the mean.
+        divide: ``"std"``, ``"rms"``, ``"l2"`` or ``"none"``.
+        placement: of epsilon.
+        ddof: N − ddof divides the squares.
+
+    Returns:
+        x̂ as a list of ``mpf``.
+    """
+    n, eps = len(values), mpmath.mpf(epsilon)
+    mean = mpmath.fsum(values) / n
+    about = mean if divide == "std" else 0
+    squares = mpmath.fsum((v - about) ** 2 for v in values)
+    variance = squares / (1 if divide == "l2" else n - ddof)
+    s = {
+        "inside_sqrt": mpmath.sqrt(variance + eps),
+        "outside_sqrt": mpmath.sqrt(variance) + eps,
+        "floor_var": mpmath.sqrt(variance if variance > eps else eps),
+        "floor_std": mpmath.sqrt(variance) if variance > eps**2 else eps,
+    }[placement]
+    s = mpmath.mpf(1) if divide == "none" else s
+    return [(v - mean if center else v) / s for v in values]
+
+
+def mpmath_jacobian(values: np.ndarray, **settings) -> np.ndarray:
+    """∂x̂/∂x of one group, by central differences in 50 digits.
+
+    Args:
+        values: the group, in any float dtype; its entries are taken exactly.
+        **settings: as for ``mpmath_reference``.
+
+    Returns:
+        A float64 matrix, n × n.
+    """
+    with mpmath.workdps(50):
+        exact = [mpmath.mpf(float(value)) for value in values]
+        step = mpmath.mpf(10) ** -18
+        columns = []
+        for j in range(len(exact)):
+            up, down = list(exact), list(exact)
+            up[j], down[j] = exact[j] + step, exact[j] - step
+            high = mpmath_reference(up, **settings)
+            low = mpmath_reference(down, **settings)
+            columns.append(
+                [float((a - b) / (2 * step)) for a, b in zip(high, low, strict=True)]
+            )
+    return np.array(columns).T

@@ -1,0 +1,69 @@
+"""Everything that can be checked about one spec, on inputs that would hurt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from normjax.functional import bind
+from normjax.spec import NormSpec
+from normjax.statistics import Statistics
+from normjax.verify.checks import check_jacobian
+from normjax.verify.laws import check_laws, example_shape
+from normjax.verify.tolerance import Check
+
+DTYPES = ("float64", "float32", "bfloat16")
+
+
+def check_spec(spec: NormSpec, *, seed: int = 0) -> tuple[Check, ...]:
+    """Jacobian checks on five kinds of input, and the laws, in three dtypes.
+
+    The inputs: normal with mean 0.7, the same with an offset of 100 standard
+    deviations, with a scale at which ε dominates, constant groups, and a mask.
+
+    Args:
+        spec: any layer; the affine part is left out, a blend is measured against a
+            reference of mean 0 and variance 1.
+        seed: of the inputs.
+
+    Returns:
+        One ``Check`` for each comparison.
+
+    Example:
+        >>> import normjax as nj
+        >>> all(check.ok for check in nj.verify.check_spec(nj.rms_norm()))
+        True
+    """
+    shape = example_shape(spec)
+    random = np.random.default_rng(seed)
+    normal = random.normal(0.7, 1.5, shape)
+    small = float(np.sqrt(float(spec.epsilon))) * 0.3
+    inputs = {
+        "normal": normal,
+        "offset 150": normal + 150,
+        f"scale {small:.1g}": normal * small,
+        "constant": np.full(shape, 3.1),
+    }
+    mask = jnp.asarray(random.random(shape) < 0.7)
+    found: list[Check] = []
+    for dtype in DTYPES:
+        with jax.enable_x64(True):
+            blend = None
+            if spec.statistics == "blend":
+                zeros = jnp.zeros(bind(spec, shape).mapped_shape, dtype)
+                blend = Statistics(zeros, zeros + 1)
+            for name, values in inputs.items():
+                x = jnp.asarray(values, dtype)
+                found += _named(check_jacobian(spec, x, blend_with=blend), name)
+            x = jnp.asarray(normal, dtype)
+            masked = check_jacobian(spec, x, mask=mask, blend_with=blend)
+            found += _named(masked, "masked")
+        found += check_laws(spec, dtype=dtype, seed=seed)
+    return tuple(found)
+
+
+def _named(checks: tuple[Check, ...], name: str) -> list[Check]:
+    return [replace(check, subject=f"{name}, {check.subject}") for check in checks]
