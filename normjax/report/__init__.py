@@ -1,0 +1,162 @@
+"""One self-contained HTML page about a run, and its figures and curves as files."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from normjax import study
+from normjax.report import figures
+
+
+def write(run: str | Path) -> Path:
+    """Write ``report.html`` into a run directory.
+
+    The page needs no network. Curves that have a closed form are also written as
+    ``figures/<metric>.svg`` and ``figures/<metric>.csv``.
+
+    Args:
+        run: the run directory.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        ConfigError: if there is no finished, analysed run.
+    """
+    results = study.load(run)
+    path = results.folder / "analysis.json"
+    if not path.is_file():
+        raise study.ConfigError(
+            f"{run} holds no finished run: analysis.json is missing"
+        )
+    analysis = json.loads(path.read_text(encoding="utf-8"))
+    template = jinja2.Environment(
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    template.filters |= {
+        "number": number,
+        "change": change,
+        "p": p_value,
+        "interval": interval,
+    }
+    source = resources.files("normjax.report").joinpath("page.html").read_text("utf-8")
+    page = results.folder / "report.html"
+    page.write_text(
+        template.from_string(source).render(
+            plan=results.plan,
+            provenance=results.provenance,
+            analysis=analysis,
+            **_drawings(results, analysis),
+        ),
+        encoding="utf-8",
+    )
+    return page
+
+
+def _drawings(results: study.Results, analysis: Mapping[str, Any]) -> dict[str, Any]:
+    """Every figure that this run has."""
+    labels, outcomes = results.plan["labels"], results.plan["outcomes"]
+    found: dict[str, Any] = {"forest": None, "paired": None, "curves": [], "closed": []}
+    names = set(results.table["metric"].unique().to_list())
+    if outcomes is not None:
+        primary = outcomes["primary"]
+        label = labels.get(primary, primary)
+        judged = [c for c in analysis["contrasts"] if c["metric"] == primary]
+        if judged:
+            within = outcomes["equivalent_within"]
+            found["forest"] = figures.forest(judged, label, within)
+            found["paired"] = figures.paired(results, primary, label)
+    for name in sorted(n for n in names if n.startswith("curve.")):
+        metric = name.removeprefix("curve.")
+        label = labels.get(metric, metric)
+        log = metric.endswith(("loss", "norm"))
+        drawing = figures.learning_curves(results, name, label, log)
+        found["curves"].append({"label": label, "svg": drawing})
+    for metric in sorted({a["metric"] for a in analysis["agreements"]}):
+        if results.curve(next(iter(results.plan["arms"])), metric).is_empty():
+            continue
+        svg = figures.predicted(results, metric)
+        _export(results, metric, svg)
+        found["closed"].append({"label": labels.get(metric, metric), "svg": svg})
+    return found
+
+
+def _export(results: study.Results, metric: str, svg: str) -> None:
+    """A closed-form figure and its numbers as files of their own."""
+    folder = results.folder / "figures"
+    folder.mkdir(exist_ok=True)
+    (folder / f"{metric}.svg").write_text(svg, encoding="utf-8")
+    keys, joined = ["seed", "coordinate"], None
+    for arm in results.plan["arms"]:
+        for name, side in (
+            (metric, "computed"),
+            (f"{metric}_predicted", "closed_form"),
+        ):
+            column = results.curve(arm, name).rename({"value": f"{arm}_{side}"})
+            joined = (
+                column
+                if joined is None
+                else joined.join(
+                    column, on=keys, how="full", coalesce=True, nulls_equal=True
+                )
+            )
+    if joined is not None:
+        exact = results.plan["seeds"] is None
+        joined = joined.sort(keys).drop("seed") if exact else joined.sort(keys)
+        joined.write_csv(folder / f"{metric}.csv")
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number for readers: three significant digits, a real minus sign."""
+    if value is None:
+        return "–"
+    text = f"{value:.{digits}g}"
+    if "e" in text:
+        mantissa, exponent = text.split("e")
+        text = f"{mantissa}·10{_raised(int(exponent))}"
+    return text.replace("-", "−")
+
+
+def interval(paired: Mapping[str, Any]) -> str:
+    """A mean with its 95 % interval, all to two digits of the interval's width."""
+    mean, low, high = (paired[name] for name in ("mean", "low", "high"))
+    if low is None:
+        return "no interval"
+    width = high - low
+    decimals = 3 if width == 0 else max(0, 1 - math.floor(math.log10(width)))
+    if decimals > 6:
+        return f"{number(mean)} [{number(low)}, {number(high)}]"
+    text = f"{mean:.{decimals}f} [{low:.{decimals}f}, {high:.{decimals}f}]"
+    return text.replace("-", "−")
+
+
+def p_value(value: float) -> str:
+    """A p value: two digits, and a bound below 0.0001."""
+    return "< 0.0001" if value < 1e-4 else f"{value:.2g}"
+
+
+def change(item: Mapping[str, Any]) -> str:
+    """One property of an arm as text."""
+    return f"{item['name']}: {_value(item['before'])} → {_value(item['after'])}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "none"}[value]
+    return re.sub(r"[{}'\"]", "", str(value))
+
+
+def _raised(exponent: int) -> str:
+    digits = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+    return str(exponent).translate(digits)
