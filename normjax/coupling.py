@@ -24,6 +24,7 @@ def influence(
     *,
     mask: Array | None = None,
     moments: Moments | Statistics | None = None,
+    reference: Statistics | None = None,
 ) -> Array:
     """How far each example's output moves with each example's input.
 
@@ -37,6 +38,7 @@ def influence(
         params: from ``init``; None leaves the affine part out.
         mask: as for ``normalize``.
         moments: as for ``normalize``.
+        reference: as for ``normalize``.
 
     Returns:
         An array (examples, examples), not symmetric in general.
@@ -51,7 +53,7 @@ def influence(
         [[0.7155 0.    ]
          [0.     0.7155]]
     """
-    layout, program, inputs = prepare(spec, x, params, mask, moments)
+    layout, program, inputs = prepare(spec, x, params, mask, moments, reference)
     axes = layout.example_axes(spec.example)
     if not axes:
         raise ValueError(

@@ -94,10 +94,14 @@ def normalize(
     y = standardize(program, inputs)
     if inputs.weights is None or spec.masked_output == "keep":
         return y
-    valid = jnp.broadcast_to(inputs.weights.astype(jnp.bool_), layout.view_shape)
-    zero = spec.masked_output == "zero"
-    other = jnp.zeros_like(y) if zero else inputs.x.astype(y.dtype)
-    return jnp.where(valid.reshape(y.shape), y, other)
+
+    def declared(weights: Array, y: Array, x: Array) -> Array:
+        valid = jnp.broadcast_to(weights.astype(jnp.bool_), layout.view_shape)
+        other = jnp.zeros_like(y) if spec.masked_output == "zero" else x.astype(y.dtype)
+        return jnp.where(valid.reshape(y.shape), y, other)
+
+    # Recomputed on the way back, or the broadcast mask would be kept.
+    return jax.checkpoint(declared, prevent_cse=False)(inputs.weights, y, inputs.x)
 
 
 def moments(spec: NormSpec, x: Array, mask: Array | None = None) -> Moments:
@@ -189,7 +193,8 @@ def _checked(spec: NormSpec, x: Array, mask: Array | None):
 
 def _float(name: str, value: Any) -> Array:
     """As an array; integers and complex numbers are refused, not cast."""
-    array = jnp.asarray(value)
+    # jnp.asarray copies a traced array, and the copy would be kept beside the input.
+    array = value if isinstance(value, jax.Array) else jnp.asarray(value)
     _check_float(name, array.dtype)
     return array
 

@@ -147,7 +147,8 @@ def _symmetric(program: Program, inputs: Inputs, outside: Array | None) -> bool:
     equal = inputs.weights is None or (
         inputs.weights.dtype == jnp.bool_ and outside is not None
     )
-    parallel = spec.center == program.about_mean and program.source == "input"
+    own_mean = program.source == "input" or not spec.center
+    parallel = spec.center == program.about_mean and own_mean
     return equal and (parallel or no_variance)
 
 

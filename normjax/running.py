@@ -146,7 +146,7 @@ def read(spec: NormSpec, state: State) -> Statistics:
     if not running.debias:
         return Statistics(state.mean, state.variance)
     weight = effective_weight(spec, state)
-    fresh = state.count == 0
+    fresh = weight == 0
     mean = divide_or_zero(state.mean, weight)
     variance = divide_or_zero(state.variance, weight)
     return Statistics(mean, jnp.where(fresh, jnp.ones_like(variance), variance))

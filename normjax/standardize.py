@@ -11,9 +11,9 @@ m_v is the mean that the variance is taken about (0 for rms and l2). For the pla
 centred map J = P/s − c cᵀ/((n − ddof) s³) with P = I − 11ᵀ/n.
 
 The rule is a ``custom_jvp``: its tangent map is linear, so forward and reverse mode,
-vmap and higher orders all come from it. For the backward pass it keeps x̂ (float32 and
-float64) or only x (narrower inputs), and numbers per group. Where S(σ²) = 0, which
-needs ε = 0, x̂ and J are 0.
+vmap and higher orders all come from it. For the backward pass it keeps z = (x − m)/s,
+or only x where that is narrower than the accumulation, and numbers per group. Where
+S(σ²) = 0, which needs ε = 0, x̂ and J are 0; where it is infinite, they are NaN.
 """
 
 from __future__ import annotations
@@ -132,10 +132,12 @@ def standardize(program: Program, inputs: Inputs) -> Array:
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _ruled(program: Program, inputs: Inputs):
-    """y, x̂ and the input's own statistics: all that the tangent map needs."""
+    """y, z = (x − m)/s and the input's own statistics: what the tangent map needs."""
     x = program.widen(inputs.x)
     deviation, own = own_statistics(program, inputs.weights, x)
-    x_hat = _x_hat(program, inputs, own, x, deviation)
+    offset, inv = _scalars(program, own, inputs.numbers)
+    z = _standard(program, inputs, own, x, deviation) * inv
+    x_hat = _empty_to_zero(inputs, own, _less(program, z, offset))
     affine, output = program.spec.affine, program.spec.precision.output
     out = inputs.x.dtype if output == "input" else jnp.dtype(output)
     y = x_hat.astype(out) if affine is not None and affine.cast == "before" else x_hat
@@ -144,7 +146,7 @@ def _ruled(program: Program, inputs: Inputs):
     if inputs.bias is not None:
         y = y + inputs.bias.astype(y.dtype)
     y = y.astype(out).reshape(inputs.x.shape)
-    return y, finite_under_mask(inputs.weights, x_hat), own
+    return y, finite_under_mask(inputs.weights, z), own
 
 
 def own_statistics(program: Program, weights: Array | None, x: Array):
@@ -165,26 +167,36 @@ def own_statistics(program: Program, weights: Array | None, x: Array):
     return deviation, own
 
 
-def _x_hat(program: Program, inputs: Inputs, own, x: Array, deviation=None) -> Array:
-    """(x − m̄)/s; without ``deviation`` the mean pair is subtracted from x again."""
-    shift, inv = _scalars(program, own, inputs.numbers)
-    c, given = x, inputs.numbers.given
-    if program.spec.center:
-        if not program.own:
-            c = (x - given.mean) - given.mean_low
-        elif deviation is None:
-            mean, mean_low = program.detach("mean", (own.mean, own.mean_low))
-            c = (x - mean) - mean_low - shift
-        else:
-            c = deviation - shift
-    x_hat = c * inv
+def _standard(program: Program, inputs: Inputs, own, x: Array, deviation=None) -> Array:
+    """s z: x without the input's own mean, or without the given one if that is used.
+
+    Without ``deviation`` the mean pair is subtracted from x again.
+    """
+    given = inputs.numbers.given
+    if not program.spec.center:
+        return x
+    if not program.own:
+        return (x - given.mean) - given.mean_low
+    if deviation is not None:
+        return deviation
+    mean, mean_low = program.detach("mean", (own.mean, own.mean_low))
+    return (x - mean) - mean_low
+
+
+def _less(program: Program, z: Array, offset: Array) -> Array:
+    """x̂ = z − (m̄ − m)/s, where only a blend has an m̄ that is not m."""
+    return z - offset if program.source == "blend" else z
+
+
+def _empty_to_zero(inputs: Inputs, own, x_hat: Array) -> Array:
+    """x̂ is 0 in groups without a valid entry."""
     if own is None or inputs.weights is None:
         return x_hat
     return jnp.where(own.count > 0, x_hat, jnp.zeros_like(x_hat))
 
 
 def _scalars(program: Program, own, numbers: Numbers) -> tuple[Array, Array]:
-    """Per group: what a blend still subtracts after centring, m̄ − m, and 1/s.
+    """Per group: what a blend still subtracts from z, (m̄ − m)/s, and 1/s.
 
     Plain jnp of numbers per group: the rule differentiates it, to any order.
     """
@@ -197,7 +209,7 @@ def _scalars(program: Program, own, numbers: Numbers) -> tuple[Array, Array]:
     if program.spec.divide == "none":
         inv = zero + 1
     elif not program.own:
-        return shift, inverse_divisor(program, numbers, given.variance)
+        return zero, inverse_divisor(program, numbers, given.variance)
     else:
         variance = divide_or_zero(own.squares, program.freedom(own.count))
         variance = program.detach("variance", variance)
@@ -205,23 +217,27 @@ def _scalars(program: Program, own, numbers: Numbers) -> tuple[Array, Array]:
             share = numbers.variance_weight
             variance = share * variance + (1 - share) * given.variance
         inv = inverse_divisor(program, numbers, variance)
-    return shift, inv if own is None else jnp.where(own.count > 0, inv, 0)
+    inv = inv if own is None else jnp.where(own.count > 0, inv, 0)
+    return shift * inv, inv
 
 
 def inverse_divisor(program: Program, numbers: Numbers, variance: Array) -> Array:
-    """1/S(σ²) for each epsilon placement, and 0 where S(σ²) = 0.
+    """1/S(σ²) for each epsilon placement, 0 where S(σ²) = 0, NaN where it is infinite.
 
-    At an exact floor tie the floor divides, so that S′ = 0.
+    At an exact floor tie the floor divides, so that S′ = 0. A variance that leaves the
+    dtype would otherwise turn its group into zeros.
     """
     placement, epsilon = program.spec.epsilon_placement, numbers.epsilon
     if placement == "inside_sqrt":
-        return inverse(root(variance + epsilon))
-    if placement == "outside_sqrt":
-        return inverse(root(variance) + epsilon)
-    if placement == "floor_var":
-        return inverse(root(jnp.where(variance <= epsilon, epsilon, variance)))
-    std = root(variance)
-    return inverse(jnp.where(std <= epsilon, epsilon, std))
+        s = root(variance + epsilon)
+    elif placement == "outside_sqrt":
+        s = root(variance) + epsilon
+    elif placement == "floor_var":
+        s = root(jnp.where(variance <= epsilon, epsilon, variance))
+    else:
+        std = root(variance)
+        s = jnp.where(std <= epsilon, epsilon, std)
+    return inverse(jnp.where(jnp.isinf(s), jnp.nan, s))
 
 
 def root(value: Array) -> Array:
@@ -246,17 +262,17 @@ def finite_under_mask(weights: Array | None, values: Array) -> Array:
 
 @partial(_ruled.defjvp, symbolic_zeros=True)
 def _rule(program: Program, primals: tuple[Inputs], tangents: tuple[Inputs]):
-    """Evaluate, then push; only x̂ or x and small arrays enter the tangent map."""
+    """Evaluate, then push; only z or x and small arrays enter the tangent map."""
     (inputs,), (moving,) = primals, tangents
-    y, x_hat, own = _ruled(program, inputs)
-    narrow = jnp.finfo(inputs.x.dtype).bits < 32
-    known = inputs._replace(x=inputs.x if narrow else x_hat)
+    y, z, own = _ruled(program, inputs)
+    narrow = jnp.finfo(inputs.x.dtype).bits < jnp.finfo(z.dtype).bits
+    known = inputs._replace(x=inputs.x if narrow else z)
     moving = jax.tree.map(_present, moving._replace(weights=None), is_leaf=_is_zero)
     # Recomputing elementwise arithmetic is free beside keeping one more array for it.
     push = jax.checkpoint(
         partial(_push, program, narrow, jax.typeof(y)), prevent_cse=False
     )
-    return (y, x_hat, own), push(known, own, moving)
+    return (y, z, own), push(known, own, moving)
 
 
 def _is_zero(tangent: Any) -> bool:
@@ -269,47 +285,47 @@ def _present(tangent: Any):
 
 
 def _push(program: Program, narrow: bool, y, known: Inputs, own, moving: Inputs):
-    """The tangent map x̂˙ = (ẋ − m̄˙)/s − x̂ · ṡ/s, linear in ``moving``.
+    """The tangent map z˙ = (ẋ − ṁ)/s − z · ṡ/s, and on to y˙, linear in ``moving``.
 
-    ``known.x`` holds x̂, or x itself if ``narrow``.
+    ``known.x`` holds z, or x itself if ``narrow``.
     """
-    x_hat = known.x
+    offset, inv = _scalars(program, own, known.numbers)
+    z = known.x
     if narrow:
-        x_hat = _x_hat(program, known, own, program.widen(x_hat))
-        x_hat = finite_under_mask(known.weights, x_hat)
+        z = _standard(program, known, own, program.widen(z)) * inv
+        z = finite_under_mask(known.weights, z)
     t = None if moving.x is None else program.widen(moving.x)
-    own_dot = None
-    if own is not None:
-        own_dot = _push_own(program, known, own, x_hat, t)
+    own_dot = None if own is None else _push_own(program, known, own, z, inv, t)
     numbers_dot = jax.tree.map(
         lambda value, dot: jnp.zeros_like(value) if dot is None else dot,
         known.numbers,
         moving.numbers,
     )
-    (_, inv), (shift_dot, inv_dot) = jax.jvp(
+    _, (offset_dot, inv_dot) = jax.jvp(
         partial(_scalars, program), (own, known.numbers), (own_dot, numbers_dot)
     )
-    centre_dot = shift_dot
+    z_dot = z * (inv_dot * inverse(inv))
     if program.spec.center:
         moved = numbers_dot.given if own_dot is None else own_dot
         if own_dot is None or "mean" not in program.spec.detach:
-            centre_dot = centre_dot + moved.mean + moved.mean_low
-    x_hat_dot = x_hat * (inv_dot * inverse(inv)) - centre_dot * inv
+            z_dot = z_dot - (moved.mean + moved.mean_low) * inv
     if t is not None:
-        x_hat_dot = x_hat_dot + t * inv
-    y_dot = x_hat_dot if known.scale is None else x_hat_dot * known.scale
+        z_dot = z_dot + t * inv
+    y_dot = _less(program, z_dot, offset_dot)
+    if known.scale is not None:
+        y_dot = y_dot * known.scale
     if moving.scale is not None:
-        y_dot = y_dot + x_hat * moving.scale
+        y_dot = y_dot + _less(program, z, offset) * moving.scale
     if moving.bias is not None:
         y_dot = y_dot + moving.bias
-    return y_dot.astype(y.dtype).reshape(y.shape), x_hat_dot, own_dot
+    return y_dot.astype(y.dtype).reshape(y.shape), z_dot, own_dot
 
 
-def _push_own(program: Program, known: Inputs, own: Own, x_hat: Array, t) -> Own:
+def _push_own(program: Program, known: Inputs, own: Own, z: Array, inv, t) -> Own:
     """Tangents of the input's own statistics, in the accumulation dtype.
 
     The mean goes first and the squares see t − mean(t): exact where the variance is
-    about the mean (x − m_v is s·x̂ plus a constant), and accurate for a t with a large
+    about the mean (x − m_v is s z plus a constant), and accurate for a t with a large
     offset.
     """
     zero, weights = jnp.zeros_like(own.mean), known.weights
@@ -321,8 +337,7 @@ def _push_own(program: Program, known: Inputs, own: Own, x_hat: Array, t) -> Own
         rest = t - mean_dot
     squares_dot = zero
     if program.spec.divide != "none":
-        product = total(program.axes, weighted(weights, x_hat * select(weights, rest)))
-        _, inv = _scalars(program, own, known.numbers)
+        product = total(program.axes, weighted(weights, z * select(weights, rest)))
         squares_dot = 2 * inverse(inv) * product
         if not program.about_mean:
             mean = own.mean + own.mean_low

@@ -92,8 +92,11 @@ def _(operator: GroupedLowRank) -> Array:
         inside = ~jnp.broadcast_to(operator.outside, operator.view)
     inside = rows(inside)
     gain = rows(operator.gain)
-    special = [rows(value * operator.gain) for value in _core_eigenvalues(operator)]
-    values = gain.astype(jnp.result_type(gain, *special))
+    special = [
+        rows(value * operator.gain.astype(value.dtype))
+        for value in _core_eigenvalues(operator)
+    ]
+    values = gain.astype(special[0].dtype if special else gain.dtype)
     place = jnp.cumsum(inside, axis=-1) - 1
     for j, value in enumerate(special):
         values = jnp.where(place == j, value, values)
@@ -109,8 +112,9 @@ def _core_eigenvalues(operator: GroupedLowRank) -> list[Array]:
     else:
         (p, q), (r, s) = core
         half, spread = (p + s) / 2, (p - s) / 2
-        root = jnp.sqrt((spread * spread + q * r).astype(complex))
-        found = [half - root, half + root]
+        kind = jnp.dtype(f"complex{2 * jnp.finfo(half.dtype).bits}")
+        root = jnp.sqrt((spread * spread + q * r).astype(kind))
+        found = [half.astype(kind) - root, half.astype(kind) + root]
     if len(found) == 2:
         alone = operator.size_inside == 1
         found[0] = jnp.where(alone, found[0] * found[1], found[0])

@@ -1,0 +1,259 @@
+"""Every operator under mv, T, as_matrix, jit, vmap, flattening, and wrong shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import normjax as nj
+from normjax import operators
+from normjax.operators import Diagonal, GroupedLowRank, LinearOperator, Product
+
+pytestmark = pytest.mark.x32
+
+SHAPE = (2, 3, 4)
+SIZE = 24
+# Sums of at most 12 products of numbers near 1, in the worst order.
+BOUND = 64 * 12 * 2.0**-24
+
+
+def draw(seed: int, shape=SHAPE) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def low_rank(seed: int, columns: int, *, outside: bool, gain: float = 0.0):
+    """gain · (I − U Vᵀ) over the last two axes, two groups; entries may be outside."""
+    view, axes = SHAPE, (1, 2)
+    u = [draw(seed + j, view) for j in range(columns)]
+    v = [draw(seed + 10 + j, view) / 4 for j in range(columns)]
+    away = None
+    if outside:
+        away = np.zeros(view, bool)
+        away[0, 0], away[1, 1, 2] = True, True
+        u = [np.where(away, np.float32(0), array) for array in u]
+        v = [np.where(away, np.float32(0), array) for array in v]
+    core = [
+        [
+            jnp.asarray((i == j) - (a * b).sum(axes, keepdims=True))
+            for j, b in enumerate(u)
+        ]
+        for i, a in enumerate(v)
+    ]
+    inside = (
+        np.full((2, 1, 1), 12) if away is None else (~away).sum(axes, keepdims=True)
+    )
+    return GroupedLowRank(
+        jnp.asarray(np.array([0.5, 2.0], np.float32).reshape(2, 1, 1)),
+        tuple(map(jnp.asarray, u)),
+        tuple(map(jnp.asarray, v)),
+        tuple(map(tuple, core)),
+        None if away is None else jnp.asarray(away),
+        jnp.asarray(inside.astype(np.float32)),
+        SHAPE,
+        view,
+        axes,
+        outside_gain=gain,
+        triangular=columns < 2,
+    )
+
+
+def low_rank_matrix(operator: GroupedLowRank) -> np.ndarray:
+    """The definition in NumPy, group by group, without the core."""
+    dense = np.zeros((SIZE, SIZE))
+    for group in range(2):
+        block = np.eye(12)
+        for u, v in zip(operator.u, operator.v, strict=True):
+            left, right = (np.asarray(a, np.float64)[group].ravel() for a in (u, v))
+            block = block - np.outer(left, right)
+        block = block * float(operator.gain[group, 0, 0])
+        if operator.outside is not None:
+            away = np.asarray(operator.outside)[group].ravel()
+            block[away] = operator.outside_gain * np.eye(12)[away]
+        dense[12 * group : 12 * group + 12, 12 * group : 12 * group + 12] = block
+    return dense
+
+
+def scales(seed: int) -> np.ndarray:
+    return draw(seed) + 2
+
+
+def entry(make: Callable[[int], LinearOperator], dense: Callable) -> tuple:
+    return make, dense
+
+
+INVENTORY = {
+    "diagonal": entry(
+        lambda seed: Diagonal(jnp.asarray(scales(seed))),
+        lambda operator: np.diag(np.asarray(operator.values, np.float64).ravel()),
+    ),
+    "identity times gain": entry(
+        lambda seed: low_rank(seed, 0, outside=False), low_rank_matrix
+    ),
+    "one column": entry(lambda seed: low_rank(seed, 1, outside=False), low_rank_matrix),
+    "two columns": entry(
+        lambda seed: low_rank(seed, 2, outside=False), low_rank_matrix
+    ),
+    "outside is zero": entry(
+        lambda seed: low_rank(seed, 2, outside=True), low_rank_matrix
+    ),
+    "outside is kept": entry(
+        lambda seed: low_rank(seed, 1, outside=True, gain=1.0), low_rank_matrix
+    ),
+    "product": entry(
+        lambda seed: Product(
+            Diagonal(jnp.asarray(scales(seed))), low_rank(seed, 2, outside=False)
+        ),
+        lambda operator: (
+            np.asarray(operator.left.values, np.float64).reshape(-1, 1)
+            * low_rank_matrix(operator.right)
+        ),
+    ),
+}
+each = pytest.mark.parametrize(("make", "dense"), INVENTORY.values(), ids=INVENTORY)
+
+
+def close(found, right, size: Any) -> bool:
+    gap = np.linalg.norm(np.asarray(found, np.float64) - right)
+    return bool(gap <= BOUND * size)
+
+
+def test_inventory_is_complete():
+    public = {
+        member
+        for member in vars(operators).values()
+        if isinstance(member, type)
+        and issubclass(member, LinearOperator)
+        and member is not LinearOperator
+    }
+    assert public == {Diagonal, GroupedLowRank, Product}
+    assert {type(make(0)) for make, _ in INVENTORY.values()} == public
+
+
+@each
+def test_matrix_and_its_transpose(make: Callable, dense: Callable):
+    operator = make(0)
+    right = dense(operator)
+    size = np.linalg.norm(right)
+    assert operator.shape == SHAPE
+    assert operator.size == SIZE
+    assert operator.dtype == jnp.float32
+    assert close(operator.as_matrix(), right, size)
+    assert close(operator.T.as_matrix(), right.T, size)
+    assert close(operator.T.T.as_matrix(), right, size)
+    assert operator.T.shape == SHAPE
+
+
+@each
+def test_planted_errors_are_rejected(make: Callable, dense: Callable):
+    right = dense(make(0))
+    size = np.linalg.norm(right)
+    for wrong in (0 * right, -right, right + 1e-2 * np.eye(SIZE, k=1)):
+        assert not close(wrong, right, size)
+    if not np.allclose(right, right.T):
+        assert not close(right.T, right, size)
+
+
+@each
+def test_products_with_arrays(make: Callable, dense: Callable):
+    operator, t, bar = make(1), draw(2), draw(3)
+    right = dense(operator)
+    size = np.linalg.norm(right) * np.linalg.norm(t)
+    moved = operator.mv(t)
+    assert moved.shape == SHAPE
+    assert close(moved.ravel(), right @ t.ravel(), size)
+    pulled = operator.T.mv(bar)
+    assert close(pulled.ravel(), right.T @ bar.ravel(), size)
+    # ⟨bar, J t⟩ = ⟨Jᵀ bar, t⟩
+    assert close(np.vdot(bar, moved), np.vdot(pulled, t), size * np.linalg.norm(bar))
+
+
+@each
+def test_jit_and_vmap(make: Callable, dense: Callable):
+    """As an argument of jit, and one operator for each lane of vmap."""
+    found = [make(seed) for seed in (0, 5)]
+    ts = np.stack([draw(2), draw(3)])
+    apply = jax.jit(lambda operator, t: (operator.mv(t), operator.T.mv(t)))
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
+    many = jax.jit(jax.vmap(lambda operator, t: (operator.mv(t), operator.T.mv(t))))(
+        stacked, ts
+    )
+    for i, operator in enumerate(found):
+        right = dense(operator)
+        size = np.linalg.norm(right) * np.linalg.norm(ts[i])
+        for moved in (apply(operator, ts[i]), [lane[i] for lane in many]):
+            assert close(moved[0].ravel(), right @ ts[i].ravel(), size)
+            assert close(moved[1].ravel(), right.T @ ts[i].ravel(), size)
+    matrices = jax.jit(jax.vmap(lambda operator: operator.as_matrix()))(stacked)
+    assert close(matrices[1], dense(found[1]), np.linalg.norm(dense(found[1])))
+
+
+@each
+def test_pytree_round_trip(make: Callable, dense: Callable):
+    operator = make(0)
+    leaves, structure = jax.tree.flatten(operator)
+    again = jax.tree.unflatten(structure, leaves)
+    assert type(again) is type(operator)
+    assert np.array_equal(again.as_matrix(), operator.as_matrix())
+    assert structure == jax.tree.structure(make(5))  # one program for both
+    assert hash(structure) == hash(jax.tree.structure(make(5)))
+    assert dense(again).shape == (SIZE, SIZE)
+
+
+@each
+def test_wrong_shape(make: Callable, dense: Callable):
+    operator = make(0)
+    for wrong in ((SIZE,), (3, 2, 4), (2, 3, 1), (1, *SHAPE)):
+        with pytest.raises(ValueError, match=r"mv got an array of shape .*expected"):
+            operator.mv(jnp.ones(wrong, jnp.float32))
+    assert dense(operator).any()
+
+
+@each
+def test_linear_in_its_argument(make: Callable, dense: Callable):
+    """jax.linear_transpose of mv is T, so mv is linear and T is its transpose."""
+    operator, bar = make(0), jnp.asarray(draw(4))
+    (pulled,) = jax.linear_transpose(operator.mv, bar)(bar)
+    size = np.linalg.norm(dense(operator)) * np.linalg.norm(bar)
+    assert close(pulled, np.asarray(operator.T.mv(bar)), size)
+
+
+def test_eigenvalues_of_a_diagonal():
+    operator = Diagonal(jnp.asarray(draw(0)))
+    flat = np.sort(draw(0).ravel())
+    assert np.array_equal(nj.eigenvalues(operator), flat)
+    right = np.sort(abs(flat))[::-1]
+    assert np.array_equal(nj.singular_values(operator), right)
+
+
+@pytest.mark.parametrize("columns", [0, 1, 2])
+@pytest.mark.parametrize("outside", [False, True])
+def test_eigenvalues_of_low_rank(columns: int, outside: bool):
+    """Any core, triangular or not: the sums of their powers are traces of powers."""
+    operator = low_rank(0, columns, outside=outside, gain=1.0)
+    matrix = low_rank_matrix(operator)
+    found = np.asarray(nj.eigenvalues(operator)).astype(complex)
+    assert found.shape == (2, 12)
+    for group in range(2):
+        block = matrix[12 * group : 12 * group + 12, 12 * group : 12 * group + 12]
+        power = np.eye(12)
+        for k in range(1, 5):
+            power = power @ block
+            size = np.linalg.norm(block) ** k * 12
+            assert abs((found[group] ** k).sum() - np.trace(power)) <= k * BOUND * size
+    kind = np.complex64 if columns == 2 else np.float32
+    assert nj.eigenvalues(operator).dtype == kind
+
+
+def test_refusals():
+    product = Product(Diagonal(jnp.ones(2)), Diagonal(jnp.ones(2)))
+    with pytest.raises(ValueError, match="Product has no closed-form eigenvalues"):
+        nj.eigenvalues(product)
+    with pytest.raises(ValueError, match="Product has no closed-form singular values"):
+        nj.singular_values(product)
+    with pytest.raises(ValueError, match="not known to be symmetric"):
+        nj.singular_values(low_rank(0, 1, outside=False))
