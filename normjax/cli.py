@@ -224,9 +224,10 @@ def main() -> None:
     except InputError as error:
         _fail(str(error))
     except ModuleNotFoundError as error:
-        if str(error.name).split(".")[0] not in EXTRAS:
+        package = str(error.name).split(".")[0]
+        if package not in EXTRAS:
             raise
-        _fail(f"{error.name} is missing: pip install 'normjax[study,data]'")
+        _fail(f"{package} is missing: pip install 'normjax[study,data]'")
     except ValueError as error:
         if type(error).__name__ != "ConfigError":
             raise

@@ -110,11 +110,16 @@ def initialize(model: nn.Module, key: Array, *inputs: Any) -> dict[str, Any]:
 
 
 def digests(variables: dict[str, Any]) -> dict[str, Array]:
-    """One number for each parameter, by path and shape, that any entry changes."""
+    """One number for each parameter, by path and shape, that any bit changes.
+
+    It is made of whole numbers, so that no order of summation rounds it differently.
+    """
 
     def digest(value: Array) -> Array:
-        flat = value.astype(jnp.float32).ravel()
-        return jnp.dot(flat, jnp.cos(1.0 + jnp.arange(flat.size)))
+        bits = jax.lax.bitcast_convert_type(value.astype(jnp.float32), jnp.uint32)
+        places = jnp.arange(bits.size, dtype=jnp.uint32)
+        odd = places * jnp.uint32(2654435761) * 2 + 1
+        return jnp.sum(bits.ravel() * odd, dtype=jnp.uint32)
 
     leaves = jax.tree_util.tree_flatten_with_path(variables["params"])[0]
     return {

@@ -38,7 +38,9 @@ class Settings(BaseModel):
         3
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False
+    )
 
 
 class NormSetting(BaseModel):
@@ -273,6 +275,7 @@ def explain(error: Mapping[str, Any], kind: type[BaseModel]) -> tuple[Location, 
 _EXPECTED = {
     "int_type": "a whole number",
     "float_type": "a number",
+    "finite_number": "a finite number",
     "bool_type": "true or false",
     "string_type": "text",
     "list_type": "a list",
