@@ -1,4 +1,4 @@
-"""JAX's switches for every test: strict, 64-bit; tests marked x32 also run in 32-bit."""
+"""JAX's switches for every test: strict, 64-bit; those marked x32 also in 32-bit."""
 
 from __future__ import annotations
 

@@ -194,8 +194,8 @@ def test_import_is_light_and_changes_no_configuration():
     code = (
         "import sys, jax; before = dict(jax.config.values); import normjax as nj; "
         "assert dict(jax.config.values) == before; "
-        "heavy = {'flax', 'optax', 'pydantic', 'polars', 'matplotlib', 'typer', 'scipy',"
-        " 'mpmath', 'mlxtend'} & set(sys.modules); assert not heavy, heavy; "
+        "heavy = {'flax', 'optax', 'pydantic', 'polars', 'matplotlib', 'typer',"
+        " 'scipy', 'mpmath', 'mlxtend'} & set(sys.modules); assert not heavy, heavy; "
         "nj.linen.Norm; nj.nnx.Norm; nj.verify.check_laws"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +14,10 @@ from normjax import functional, running
 from normjax.presets import PRESETS
 from normjax.verify import check_laws, check_spec, laws
 
-SMALL = {"group_norm": {"groups": 2}, "ghost_batch_norm": {"ghosts": 2}}
+SMALL: dict[str, dict[str, Any]] = {
+    "group_norm": {"groups": 2},
+    "ghost_batch_norm": {"ghosts": 2},
+}
 VARIANTS = {
     **{name: preset(**SMALL.get(name, {})) for name, preset in PRESETS.items()},
     "scale only": nj.layer_norm(center=False),
