@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from normjax.arguments import Params, prepare
 from normjax.factors import factors
-from normjax.functional import Params, prepare
 from normjax.jacobian import outside_rows
 from normjax.layout import Layout
 from normjax.spec import NormSpec
@@ -62,8 +62,8 @@ def influence(
         )
     found = factors(program, inputs)
     outside = outside_rows(program, inputs)
-    scale = jnp.ones_like(found.inv_std) if inputs.scale is None else inputs.scale
-    rows = jnp.broadcast_to((scale * found.inv_std) ** 2, layout.view_shape)
+    scale = jnp.ones_like(found.gain) if inputs.scale is None else inputs.scale
+    rows = jnp.broadcast_to((scale * found.gain) ** 2, layout.view_shape)
     if outside is not None:
         rows = jnp.where(outside, 0, rows)
     order, sizes, place = _by_example(layout, axes)

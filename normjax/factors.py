@@ -12,11 +12,12 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from normjax.standardize import (
+from normjax.program import (
     Inputs,
     Numbers,
     Own,
     Program,
+    apart,
     finite_under_mask,
     inverse,
     inverse_divisor,
@@ -30,7 +31,7 @@ class Factors(NamedTuple):
     """One group each along the mapped axes; every array broadcasts to the group view.
 
     Attributes:
-        inv_std: 1/s.
+        gain: 1/s, times what renorm and a rescaled unit put before J.
         c: x − m̄, or x where nothing is subtracted.
         a: weights of the subtracted mean, αₘ w/N.
         b: (S′/s) αᵥ · 2 w∘(x − m_v)/(N − ddof).
@@ -39,7 +40,7 @@ class Factors(NamedTuple):
         count: N.
     """
 
-    inv_std: Array
+    gain: Array
     c: Array
     a: Array
     b: Array
@@ -59,7 +60,7 @@ def factors(program: Program, inputs: Inputs) -> Factors:
         Factors in the accumulation dtype.
     """
     numbers, weights = inputs.numbers, inputs.weights
-    x = program.widen(inputs.x)
+    x = program.widen(inputs.x, numbers)
     deviation, own = own_statistics(program, weights, x)
     variance, rest = _variance(program, own, numbers)
     if program.spec.divide == "none":
@@ -72,10 +73,10 @@ def factors(program: Program, inputs: Inputs) -> Factors:
     c = finite_under_mask(weights, _centre(program, own, numbers, x, deviation, gap))
     if own is not None:
         inv = jnp.where(own.count > 0, inv, 0)
+    gain = _gain(program, numbers, inv)
     if own is None:
         zero, one = jnp.zeros_like(inv), jnp.ones_like(inv)
-        count = jnp.zeros_like(inv)
-        return Factors(inv, c, zero, zero, (one, zero, zero, one), count)
+        return Factors(gain, c, zero, zero, (one, zero, zero, one), zero)
     about = deviation if program.about_mean else x
     strength = 2 * variance_share * slope * inv
     scale = divide_or_zero(jnp.ones_like(own.count), program.freedom(own.count))
@@ -89,7 +90,16 @@ def factors(program: Program, inputs: Inputs) -> Factors:
     if program.spec.center:
         radial = radial + b_one * (mean - gap)
     core = (1 - mean_share, mean_share * -gap, -b_one, radial)
-    return Factors(inv, c, a, b, core, own.count)
+    return Factors(gain, c, a, b, core, own.count)
+
+
+def _gain(program: Program, numbers: Numbers, inv: Array) -> Array:
+    """1/s, times renorm's clipped s/s₀; in units of x, for a rescaled group."""
+    if program.renorm and program.spec.divide != "none":
+        outer = inverse_divisor(program, numbers, numbers.reference.variance)
+        ratio = inverse(inv) * outer
+        inv = inv * jnp.clip(ratio, 1 / numbers.r_max, numbers.r_max)
+    return inv * numbers.unit if program.spec.precision.rescale else inv
 
 
 def shares(program: Program, numbers: Numbers) -> tuple[Array, Array]:
@@ -113,7 +123,7 @@ def _variance(program: Program, own: Own | None, numbers: Numbers):
     detached = "variance" in program.spec.detach
     if program.source == "input":
         return v, v if detached else jnp.zeros_like(v)
-    rest = (1 - numbers.variance_weight) * numbers.given.variance
+    rest = (1 - numbers.variance_weight) * numbers.reference.variance
     variance = numbers.variance_weight * v + rest
     return variance, variance if detached else rest
 
@@ -122,9 +132,7 @@ def _gap(program: Program, own: Own | None, numbers: Numbers) -> Array:
     """What a blend adds to x − m: (1 − αₘ)(m − m₀) = m − m̄."""
     if program.source != "blend" or own is None or not program.spec.center:
         return jnp.zeros_like(numbers.epsilon)
-    given = numbers.given
-    difference = (own.mean - given.mean) + (own.mean_low - given.mean_low)
-    return (1 - numbers.mean_weight) * difference
+    return (1 - numbers.mean_weight) * apart(own, numbers.reference)
 
 
 def _centre(program: Program, own, numbers: Numbers, x, deviation, gap) -> Array:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from normjax.layout import Layout
+from normjax.arguments import Params, bind, check_float, check_taken, checked, prepare
+from normjax.records import check_count, check_number
 from normjax.spec import NormSpec, check_numbers
-from normjax.standardize import Given, Inputs, Numbers, Program, standardize
-from normjax.statistics import Moments, Statistics, at_least, deviations
-
-Params = dict[str, Array]
+from normjax.standardize import standardize
+from normjax.statistics import (
+    Moments,
+    Statistics,
+    at_least,
+    deviations,
+    gathered,
+    merge,
+)
 
 
 def init(spec: NormSpec, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Params:
@@ -41,7 +48,7 @@ def init(spec: NormSpec, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Pa
         {'scale': (6,), 'bias': (6,)}
     """
     check_numbers(spec)
-    _check_float("init", dtype)
+    check_float("init", dtype)
     layout = bind(spec, shape)
     if spec.affine is None:
         return {}
@@ -75,7 +82,8 @@ def normalize(
             gradient.
         moments: use these and not those of x: ``Moments`` (ddof applies) or
             ``Statistics`` (as they are). Gradients flow through them.
-        reference: the statistics that ``statistics="blend"`` mixes in.
+        reference: the stored statistics that ``statistics="blend"`` mixes in, and that
+            ``"renorm"`` corrects towards.
 
     Returns:
         y in x's shape, and in x's dtype unless the spec says otherwise.
@@ -125,226 +133,79 @@ def moments(spec: NormSpec, x: Array, mask: Array | None = None) -> Moments:
         >>> m.mean.tolist(), m.variance().tolist(), m.variance(ddof=1).tolist()
         ([1.0, 3.0], [1.0, 4.0], [2.0, 8.0])
     """
-    layout, x, dtype, weights = _checked(spec, x, mask)
+    layout, x, dtype, weights = checked(spec, x, mask)
+    check_taken(spec, layout)
     wide = x.reshape(layout.view_shape).astype(dtype)
     _, found = deviations(wide, layout.reduced, weights, spec.precision.algorithm)
+    if spec.axis_names:
+        parts = gathered(spec.axis_names, jax.tree.leaves(found))
+        found = merge(Moments(*parts))
     return jax.tree.map(lambda array: array.reshape(layout.mapped_shape), found)
 
 
-def bind(spec: NormSpec, shape: tuple[int, ...]) -> Layout:
-    """Bind a spec's pattern to a shape and check what depends on both.
-
-    Raises:
-        ValueError: if the shape does not fit, ``single="error"`` meets groups of one,
-            or float64 is asked for where JAX does not have it.
-    """
-    if not isinstance(shape, Sequence):
-        raise ValueError(
-            f"shape is a {type(shape).__name__}, expected a tuple, for instance x.shape"
-        )
-    layout = Layout.bind(spec.parsed, tuple(shape), spec.sizes)
-    if spec.single == "error" and layout.group_size == 1:
-        raise ValueError(
-            f"pattern '{spec.pattern}' on shape {layout.shape} has groups of one "
-            "element and the spec says single='error': reduce over more axes, or "
-            "use single='zero'"
-        )
-    for name in ("accumulate", "output"):
-        dtype = getattr(spec.precision, name)
-        if dtype == "float64" != jax.dtypes.canonicalize_dtype("float64"):
-            raise ValueError(
-                f"precision.{name} is 'float64', which JAX only has with "
-                "jax_enable_x64: jax.config.update('jax_enable_x64', True)"
-            )
-    return layout
-
-
-def prepare(
-    spec: NormSpec, x: Array, params=None, mask=None, moments=None, reference=None
-) -> tuple[Layout, Program, Inputs]:
-    """Validate, and turn everything into what the mathematics sees.
-
-    Raises:
-        ValueError: as ``normalize``.
-    """
-    check_numbers(spec)
-    layout, x, dtype, weights = _checked(spec, x, mask)
-    given = _given(spec, layout, dtype, moments, reference)
-    source = "given" if moments is not None else spec.statistics
-    leaves = (spec.epsilon, spec.mean_weight, spec.variance_weight)
-    epsilon, mean_weight, variance_weight = (
-        jnp.asarray(leaf, dtype) for leaf in leaves
-    )
-    numbers = Numbers(epsilon, mean_weight, variance_weight, given)
-    scale, bias = _affine(spec, layout, dtype, params)
-    static = jax.tree.map(lambda _: 0.0, spec)
-    program = Program(static, layout.view_shape, layout.reduced, source)
-    return layout, program, Inputs(x, scale, bias, numbers, weights)
-
-
-def _checked(spec: NormSpec, x: Array, mask: Array | None):
-    """Layout, x as an array, the accumulation dtype, and weights for the view."""
-    x = _float("x", x)
-    accumulate = at_least(x.dtype, spec.precision.accumulate)
-    layout = bind(spec, x.shape)
-    weights = _weights(layout, mask, accumulate)
-    return layout, x, accumulate, weights
-
-
-def _float(name: str, value: Any) -> Array:
-    """As an array; integers and complex numbers are refused, not cast."""
-    # jnp.asarray copies a traced array, and the copy would be kept beside the input.
-    array = value if isinstance(value, jax.Array) else jnp.asarray(value)
-    _check_float(name, array.dtype)
-    return array
-
-
-def _check_float(name: str, dtype: Any) -> None:
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(
-            f"{name} has dtype {dtype}, expected a float dtype: cast it first, for "
-            "instance .astype('float32')"
-        )
-
-
-def _weights(layout: Layout, mask: Array | None, dtype) -> Array | None:
-    """The mask as it broadcasts to the view: booleans stay, numbers are weights."""
-    if mask is None:
-        return None
-    mask = jax.lax.stop_gradient(jnp.asarray(mask))
-    shape = layout.shape
-    padded = mask.shape + (1,) * (len(shape) - mask.ndim)
-    fits = len(padded) == len(shape) and all(
-        size in (1, full) for size, full in zip(padded, shape, strict=True)
-    )
-    if not fits:
-        raise ValueError(
-            f"mask has shape {mask.shape}, x has {shape}: expected full rank with size "
-            "1 for broadcasting, or the leading axes of x"
-        )
-    if jnp.issubdtype(mask.dtype, jnp.complexfloating):
-        raise ValueError(f"mask has dtype {mask.dtype}, expected bool or real weights")
-    if mask.dtype != jnp.bool_:
-        mask = mask.astype(dtype)
-    view = [
-        1 if padded[owner] == 1 and shape[owner] != 1 else size
-        for size, owner in zip(layout.view_shape, layout.owner, strict=True)
-    ]
-    return mask.reshape(view)
-
-
-def _given(spec: NormSpec, layout: Layout, dtype, moments, reference) -> Given:
-    """Statistics from elsewhere in view form; ``Moments`` are blended here."""
-    blends = spec.statistics == "blend" and not isinstance(moments, Statistics)
-    if reference is not None and not blends:
-        raise ValueError(
-            "reference is only used with statistics='blend', and not beside "
-            "Statistics, which are used as they are; to normalize with given "
-            "statistics pass moments="
-        )
-    if blends and reference is None:
-        raise ValueError(
-            "statistics='blend' needs reference=Statistics(mean, variance)"
-        )
-    if moments is None and reference is None:
-        return Given(*[jnp.zeros((), dtype)] * 3)
-    if moments is None or reference is None:
-        one = ("reference", reference) if moments is None else ("moments", moments)
-        return _as_given(spec, layout, dtype, *one)
-    first = _as_given(spec, layout, dtype, "moments", moments)
-    other = _as_given(spec, layout, dtype, "reference", reference)
-    mean_rest, variance_rest = 1 - spec.mean_weight, 1 - spec.variance_weight
-    gap = (other.mean - first.mean) + (other.mean_low - first.mean_low)
-    return Given(
-        first.mean,
-        first.mean_low + jnp.asarray(mean_rest, dtype) * gap,
-        first.variance
-        + jnp.asarray(variance_rest, dtype) * (other.variance - first.variance),
-    )
-
-
-def _as_given(spec: NormSpec, layout: Layout, dtype, given: str, source) -> Given:
-    """One record of statistics, reduced axes kept; stored ones lack example axes."""
-    example = layout.example_axes(spec.example)
-    full = layout.mapped_shape
-    stored = tuple(layout.view_shape[i] for i in layout.mapped if i not in example)
-    ones = tuple(1 if i in example else layout.view_shape[i] for i in layout.mapped)
-
-    def keep(name: str, array: Array) -> Array:
-        array = _float(f"{given}.{name}", array)
-        if array.shape not in (full, stored):
-            raise ValueError(
-                f"{given}.{name} has shape {array.shape}, expected {full}: the mapped "
-                f"axes of '{spec.pattern}'"
-            )
-        if array.shape != full:
-            array = jnp.broadcast_to(array.reshape(ones), full)
-        return array.reshape(layout.keep_shape).astype(dtype)
-
-    if isinstance(source, Statistics):
-        mean = keep("mean", source.mean)
-        return Given(mean, jnp.zeros_like(mean), keep("variance", source.variance))
-    if isinstance(source, Moments):
-        return Given(
-            keep("mean", source.mean),
-            keep("mean_low", source.mean_low),
-            keep("m2", second_moment(spec, source)),
-        )
-    raise ValueError(
-        f"{given} is a {type(source).__name__}, expected Moments (nj.moments) or "
-        "Statistics (nj.running.read)"
-    )
-
-
-def second_moment(spec: NormSpec, moments: Moments, ddof: int | None = None) -> Array:
-    """What a spec divides by: variance, mean square, or sum of squares.
+def dynamic_tanh(x: Array, params: Params) -> Array:
+    """The comparator without statistics: y = scale · tanh(alpha · x) + bias.
 
     Args:
-        spec: the layer; ``divide`` decides.
-        moments: of the groups.
-        ddof: in place of the spec's own.
+        x: the input, any float dtype; it is computed in at least float32.
+        params: from ``init_dynamic_tanh``: ``{"alpha": (), "scale": (C,),
+            "bias": (C,)}`` with C the size of x's last axis.
 
     Returns:
-        An array in the shape of ``moments.m2``.
+        y in x's shape and dtype. The Jacobian is diagonal: nothing is coupled.
+
+    Raises:
+        ValueError: on a dtype or parameter that does not fit.
+
+    Example:
+        >>> import jax.numpy as jnp, normjax as nj
+        >>> x = jnp.array([-100.0, 0.0, 1.0])
+        >>> print(nj.dynamic_tanh(x, nj.init_dynamic_tanh(3)).round(4))
+        [-1. 0. 0.4621]
+
+    Reference: Zhu, Chen, He, LeCun, Liu, "Transformers without Normalization" (2025),
+    arXiv:2503.10622.
     """
-    ddof = spec.ddof if ddof is None else ddof
-    if spec.divide == "rms":
-        return moments.mean_square(ddof)
-    if spec.divide == "l2":
-        return moments.mean_square() * moments.count
-    return moments.variance(ddof)
+    x = x if isinstance(x, jax.Array) else jnp.asarray(x)
+    check_float("x", x.dtype)
+    shapes = {"alpha": (), "bias": x.shape[-1:], "scale": x.shape[-1:]}
+    got = params
+    if isinstance(params, Mapping):
+        got = {name: jnp.shape(value) for name, value in params.items()}
+    if got != shapes:
+        raise ValueError(
+            f"params is {got}, expected a dict with arrays of shape {shapes}, as "
+            "nj.init_dynamic_tanh gives it"
+        )
+    dtype = at_least(x.dtype, "float32")
+    wide = {name: jnp.asarray(value).astype(dtype) for name, value in params.items()}
+    row = (1,) * (x.ndim - 1) + (-1,)
+    scale, bias = (wide[name].reshape(row) for name in ("scale", "bias"))
+    return (scale * jnp.tanh(wide["alpha"] * x.astype(dtype)) + bias).astype(x.dtype)
 
 
-def _affine(spec: NormSpec, layout: Layout, dtype, params: Params | None):
-    """Scale and bias as they broadcast to the view; 1 + w in at least float32."""
-    if params is None:
-        return None, None
-    if not isinstance(params, Mapping):
-        raise ValueError(
-            f"params is a {type(params).__name__}, expected a dict as nj.init gives it"
-        )
-    affine = spec.affine
-    expected = [name for name in ("bias", "scale") if getattr(affine, name, False)]
-    if sorted(params) != expected:
-        raise ValueError(
-            f"params has {sorted(params)}, expected {expected}: the spec says "
-            f"affine={affine!r}; nj.init gives them, None leaves them out"
-        )
-    if affine is None:
-        return None, None
-    shape, view_shape = layout.parameter(affine.axes)
-    values = []
-    for name in ("scale", "bias"):
-        value = params.get(name)
-        if value is not None:
-            value = _float(f"params.{name}", value)
-            if value.shape != shape:
-                raise ValueError(
-                    f"params.{name} has shape {value.shape}, expected {shape}: the "
-                    f"axes '{affine.axes}' of '{spec.pattern}'"
-                )
-            value = value.reshape(view_shape).astype(dtype)
-            if name == "scale" and affine.stored == "1+w":
-                value = 1 + value.astype(at_least(dtype, "float32"))
-        values.append(value)
-    return tuple(values)
+def init_dynamic_tanh(
+    features: int, alpha: float = 0.5, dtype: Any = jnp.float32
+) -> Params:
+    """Parameters of ``dynamic_tanh``: the given alpha, scale 1 and bias 0.
+
+    Args:
+        features: the size of the input's last axis.
+        alpha: the slope at zero before training.
+        dtype: dtype of the parameters.
+
+    Returns:
+        ``{"alpha": (), "scale": (features,), "bias": (features,)}``.
+
+    Raises:
+        ValueError: if features is no whole number, or alpha no finite number.
+
+    Example:
+        >>> {name: value.shape for name, value in init_dynamic_tanh(6).items()}
+        {'alpha': (), 'scale': (6,), 'bias': (6,)}
+    """
+    check_count("features", features)
+    check_number("alpha", alpha, least=-math.inf)
+    check_float("init_dynamic_tanh", dtype)
+    ones = jnp.ones((features,), dtype)
+    return {"alpha": jnp.asarray(alpha, dtype), "scale": ones, "bias": 0 * ones}

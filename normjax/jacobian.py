@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from normjax.arguments import Params, prepare
 from normjax.factors import Factors, factors
-from normjax.functional import Params, prepare
 from normjax.layout import Layout
 from normjax.operators import Diagonal, GroupedLowRank, LinearOperator, Product
+from normjax.program import Inputs, Program
 from normjax.spec import NormSpec
-from normjax.standardize import Inputs, Program
 from normjax.statistics import Moments, Statistics, counts
 
 
@@ -93,7 +93,7 @@ def input_jacobian(
     outside = outside_rows(program, inputs)
     if outside is not None:
         u = tuple(jnp.where(outside, 0, column) for column in u)
-    scale, gain = inputs.scale, found.inv_std
+    scale, gain = inputs.scale, found.gain
     if scale is not None and all(scale.shape[i] == 1 for i in layout.reduced):
         gain, scale = gain * scale, None  # constant within a group: still closed
     inside = counts(layout.reduced, layout.view_shape, inputs.weights, gain.dtype)
@@ -158,6 +158,7 @@ def spectrum(
     *,
     mask: Array | None = None,
     moments: Moments | Statistics | None = None,
+    reference: Statistics | None = None,
 ) -> Spectrum:
     """The eigenvalues of ∂x̂/∂x in O(n), without the affine part.
 
@@ -166,6 +167,7 @@ def spectrum(
         x: the input.
         mask: as for ``normalize``.
         moments: as for ``normalize``.
+        reference: as for ``normalize``.
 
     Returns:
         A ``Spectrum`` whose arrays have the shape of the mapped axes.
@@ -181,11 +183,11 @@ def spectrum(
         >>> print(many.tangential.round(4), many.multiplicities)
         [0.7746 0.1216] (1, 1, 1)
     """
-    layout, found, count = _per_group(spec, x, mask, moments)
+    layout, found, count = _per_group(spec, x, mask, moments, reference)
     return Spectrum(
-        found.core[0] * found.inv_std,
-        found.core[3] * found.inv_std,
-        found.inv_std,
+        found.core[0] * found.gain,
+        found.core[3] * found.gain,
+        found.gain,
         count,
         size=layout.group_size,
         centered=spec.center,
@@ -193,7 +195,7 @@ def spectrum(
 
 
 def _per_group(
-    spec: NormSpec, x: Array, mask, moments
+    spec: NormSpec, x: Array, mask, moments, reference
 ) -> tuple[Layout, Factors, Array]:
     """Factors without the activations, and N, in the shape of the mapped axes."""
     if spec.statistics == "blend" and moments is None:
@@ -201,7 +203,7 @@ def _per_group(
             "a blend has no fixed offset and radial direction: use "
             "eigenvalues(input_jacobian(...))"
         )
-    layout, program, inputs = prepare(spec, x, None, mask, moments)
+    layout, program, inputs = prepare(spec, x, None, mask, moments, reference)
     found = factors(program, inputs)
     empty = jnp.zeros(layout.keep_shape, found.c.dtype)
     found = found._replace(c=empty, a=empty, b=empty)
@@ -219,6 +221,7 @@ def stabilizer_share(
     *,
     mask: Array | None = None,
     moments: Moments | Statistics | None = None,
+    reference: Statistics | None = None,
 ) -> Array:
     """ρ, the radial over the tangential gain of every group.
 
@@ -230,6 +233,7 @@ def stabilizer_share(
         x: the input.
         mask: as for ``normalize``.
         moments: as for ``normalize``.
+        reference: as for ``normalize``.
 
     Returns:
         An array in the shape of the mapped axes.
@@ -243,4 +247,4 @@ def stabilizer_share(
         >>> nj.stabilizer_share(nj.layer_norm(epsilon=1.0), x).tolist()
         [0.5]
     """
-    return _per_group(spec, x, mask, moments)[1].core[3]
+    return _per_group(spec, x, mask, moments, reference)[1].core[3]

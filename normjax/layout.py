@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import NamedTuple
 
-from normjax.pattern import ELLIPSIS, Dimension, Pattern
+from normjax.pattern import ELLIPSIS, Dimension, Pattern, dimensions
 
 
 class ParameterLayout(NamedTuple):
@@ -62,7 +62,7 @@ class Layout:
 
         Raises:
             ValueError: if the ranks do not match, a size does not divide its dimension,
-                a parenthesis has two unknown parts, or no axis of the shape is reduced.
+                or a parenthesis has two unknown parts.
         """
         items = sizes.items() if isinstance(sizes, Mapping) else sizes
         return _bind(pattern, tuple(shape), tuple(sorted(items)))
@@ -110,8 +110,12 @@ class Layout:
         last = len(self.shape) == 1 and not dimension.composite
         return () if example == "auto" and last and axes == self.reduced else axes
 
+    def named(self, axes: str) -> tuple[int, ...]:
+        """View axes that a text of names speaks of, for instance ``"c"``."""
+        return tuple(i for dim in dimensions(axes) for i in _find(self, dim.name))
+
     def parameter(self, axes: str) -> ParameterLayout:
-        """Shapes of a parameter over ``axes``, for instance ``"c"`` or ``"(g c)"``.
+        """Shapes of a parameter over ``axes``: ``"c"``, ``"(g c)"``, or ``""``, none.
 
         Raises:
             ValueError: if the axes are not in the order of the pattern.
@@ -119,7 +123,7 @@ class Layout:
         view = [1] * len(self.view_shape)
         shape: list[int] = []
         last = -1
-        for dimension in Pattern.parse(axes).dimensions:
+        for dimension in dimensions(axes):
             found = _find(self, dimension.name)
             if found and found[0] <= last:
                 raise ValueError(
@@ -160,11 +164,6 @@ def _bind(
             view.append(size)
             names.append(axis.name)
             owner.append(position)
-    if not reduced:
-        raise ValueError(
-            f"pattern '{pattern}' reduces no axis of shape {shape}: "
-            "put brackets around an axis that the tensor has"
-        )
     return Layout(
         pattern, shape, tuple(view), tuple(names), tuple(owner), tuple(reduced)
     )

@@ -13,14 +13,16 @@ from normjax import functional, running
 from normjax.spec import NormSpec
 from normjax.statistics import Statistics
 
+_STORED = ("mean", "var", "count")
+
 
 class Norm(nn.Module):
     """The layer that a spec declares.
 
     Parameters are ``scale`` and ``bias`` in ``params``; stored statistics, where the
     spec declares them, are ``mean``, ``var`` and ``count`` in ``batch_stats``. They are
-    updated by every call that uses the batch's own statistics, except the one that
-    initializes.
+    updated by every call that uses the batch's own statistics (or says ``update``),
+    except the one that initializes. A frozen layer is ``use_running_average=True``.
 
     Attributes:
         spec: the layer, with plain numbers in its leaves.
@@ -51,6 +53,7 @@ class Norm(nn.Module):
         *,
         mask: Array | None = None,
         use_running_average: bool | None = None,
+        update: bool | None = None,
         epsilon: Array | float | None = None,
         reference: Statistics | None = None,
     ) -> Array:
@@ -60,18 +63,24 @@ class Norm(nn.Module):
             x: the input.
             mask: as for ``nj.normalize``.
             use_running_average: as the attribute.
+            update: whether the stored statistics take this batch in, after they were
+                used; None: unless they are what it is normalized with.
             epsilon: in place of the spec's, to vary it without recompiling.
-            reference: as for ``nj.normalize``.
+            reference: as for ``nj.normalize``; None: the stored statistics, where the
+                spec blends or renormalizes.
 
         Returns:
             y in x's shape.
 
         Raises:
             ValueError: if the spec stores statistics and ``use_running_average`` is
-                given nowhere or twice, or the statistics are to change and
-                ``batch_stats`` is not mutable.
+                given nowhere or twice, the statistics are to change and
+                ``batch_stats`` is not mutable, they are missing, or an update is asked
+                of a spec that stores none.
         """
         spec = self.spec if epsilon is None else self.spec.replace(epsilon=epsilon)
+        if self.is_initializing():  # outside of the transformation that names the axes
+            spec = spec.replace(axis_names=())
         params = {
             name: self.param(name, lambda _, value=value: value)
             for name, value in functional.init(
@@ -79,21 +88,31 @@ class Norm(nn.Module):
             ).items()
         }
         if spec.running is None:
+            if update:
+                raise ValueError(
+                    f"update=True, but {spec!r} stores no statistics: give it "
+                    "running=Running(...)"
+                )
             return functional.normalize(spec, x, params, mask=mask, reference=reference)
         stored = nn.merge_param(
             "use_running_average", self.use_running_average, use_running_average
         )
+        initializing = self.is_initializing()
+        missing = [n for n in _STORED if not self.has_variable("batch_stats", n)]
+        if missing and not initializing:
+            raise ValueError(
+                f"{self.name or 'Norm'} misses {', '.join(missing)} in 'batch_stats': "
+                f"init makes {', '.join(_STORED)}, and a checkpoint must hold them"
+            )
         variables = self._stored(x.shape)
         state = running.State(*(variable.value for variable in variables))
-        if stored:
-            statistics = running.read(spec, state)
-            return functional.normalize(spec, x, params, mask=mask, moments=statistics)
-        if not self.is_initializing():
+        updates = not stored if update is None else update
+        if updates and not initializing:
             if not self.is_mutable_collection("batch_stats"):
                 raise ValueError(
                     f"{self.name or 'Norm'} updates its stored statistics, but "
                     "'batch_stats' is immutable: pass mutable=['batch_stats'] to "
-                    "apply, or use_running_average=True"
+                    "apply, or update=False"
                 )
             moments = functional.moments(spec, jax.lax.stop_gradient(x), mask)
             new = running.update(spec, state, moments)
@@ -101,13 +120,14 @@ class Norm(nn.Module):
                 variables, (new.mean, new.variance, new.count), strict=True
             ):
                 variable.value = value
-        return functional.normalize(spec, x, params, mask=mask, reference=reference)
+        given = running.statistics(spec, state, stored, reference)
+        return functional.normalize(spec, x, params, mask=mask, **given)
 
     def _stored(self, shape: tuple[int, ...]) -> list[nn.Variable]:
         """The three variables of the stored statistics."""
         fresh = running.init(self.spec, shape)
-        values = {"mean": fresh.mean, "var": fresh.variance, "count": fresh.count}
+        values = (fresh.mean, fresh.variance, fresh.count)
         return [
             self.variable("batch_stats", name, lambda value=value: value)
-            for name, value in values.items()
+            for name, value in zip(_STORED, values, strict=True)
         ]

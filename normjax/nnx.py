@@ -19,7 +19,8 @@ class Norm(nnx.Module):
 
     ``scale`` and ``bias`` are ``nnx.Param``; stored statistics, where the spec declares
     them, are ``mean``, ``var`` and ``count`` as ``nnx.BatchStat``. They are updated by
-    every call that uses the batch's own statistics.
+    every call that uses the batch's own statistics, or says ``update``. A frozen layer
+    is ``use_running_average=True``.
 
     Args:
         spec: the layer, with plain numbers in its leaves.
@@ -66,6 +67,7 @@ class Norm(nnx.Module):
         *,
         mask: Array | None = None,
         use_running_average: bool | None = None,
+        update: bool | None = None,
         epsilon: Array | float | None = None,
         reference: Statistics | None = None,
     ) -> Array:
@@ -75,11 +77,17 @@ class Norm(nnx.Module):
             x: the input.
             mask: as for ``nj.normalize``.
             use_running_average: in place of the attribute.
+            update: whether the stored statistics take this batch in, after they were
+                used; None: unless they are what it is normalized with.
             epsilon: in place of the spec's, to vary it without recompiling.
-            reference: as for ``nj.normalize``.
+            reference: as for ``nj.normalize``; None: the stored statistics, where the
+                spec blends or renormalizes.
 
         Returns:
             y in x's shape.
+
+        Raises:
+            ValueError: if an update is asked of a spec that stores no statistics.
         """
         spec = self.spec if epsilon is None else self.spec.replace(epsilon=epsilon)
         params = {
@@ -88,17 +96,22 @@ class Norm(nnx.Module):
             if variable is not None
         }
         if spec.running is None:
+            if update:
+                raise ValueError(
+                    f"update=True, but {spec!r} stores no statistics: give it "
+                    "running=Running(...)"
+                )
             return functional.normalize(spec, x, params, mask=mask, reference=reference)
         state = running.State(
             self.mean.get_value(), self.var.get_value(), self.count.get_value()
         )
         stored = use_running_average
-        if self.use_running_average if stored is None else stored:
-            statistics = running.read(spec, state)
-            return functional.normalize(spec, x, params, mask=mask, moments=statistics)
-        moments = functional.moments(spec, jax.lax.stop_gradient(x), mask)
-        new = running.update(spec, state, moments)
-        self.mean.set_value(new.mean)
-        self.var.set_value(new.variance)
-        self.count.set_value(new.count)
-        return functional.normalize(spec, x, params, mask=mask, reference=reference)
+        stored = self.use_running_average if stored is None else stored
+        if not stored if update is None else update:
+            moments = functional.moments(spec, jax.lax.stop_gradient(x), mask)
+            new = running.update(spec, state, moments)
+            self.mean.set_value(new.mean)
+            self.var.set_value(new.variance)
+            self.count.set_value(new.count)
+        given = running.statistics(spec, state, stored, reference)
+        return functional.normalize(spec, x, params, mask=mask, **given)

@@ -203,6 +203,16 @@ class Pattern:
         return tuple(axis.name for axis in self.axes if not axis.reduced)
 
 
+def dimensions(names: str) -> tuple[Dimension, ...]:
+    """What a text of names speaks of; an empty one speaks of nothing.
+
+    Example:
+        >>> [dimension.name for dimension in dimensions("b (g c)")], dimensions("")
+        (['b', '(g c)'], ())
+    """
+    return Pattern.parse(names).dimensions if names != "" else ()
+
+
 def _axes(item: str | Bracket | Parenthesis):
     """Yield the axes of one item."""
     if isinstance(item, str):

@@ -116,8 +116,15 @@ def check_count(name: str, value: object, least: int = 0) -> None:
         )
 
 
-def check_number(name: str, value: object, *, share: bool, infinite: bool) -> None:
-    """Refuse what is not one number of 0 or more (a share: up to 1); traced ones pass.
+def check_number(
+    name: str,
+    value: object,
+    *,
+    least: float = 0,
+    most: float = math.inf,
+    infinite: bool = False,
+) -> None:
+    """Refuse what is not one number within bounds; traced ones pass.
 
     Raises:
         ValueError: with the field, the value and the bounds.
@@ -134,8 +141,9 @@ def check_number(name: str, value: object, *, share: bool, infinite: bool) -> No
     number = float(value)
     if math.isnan(number) or (math.isinf(number) and not infinite):
         raise ValueError(f"{name} is {value!r}, expected a finite number")
-    if number < 0 or (share and number > 1):
-        bound = "between 0 and 1" if share else "0 or more"
+    if not least <= number <= most:
+        upper = math.isfinite(most)
+        bound = f"between {least} and {most}" if upper else f"{least} or more"
         raise ValueError(f"{name} is {value!r}, expected {bound}")
 
 

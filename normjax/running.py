@@ -17,9 +17,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from normjax.functional import bind, second_moment
+from normjax.arguments import bind, second_moment
 from normjax.layout import Layout
 from normjax.pattern import ELLIPSIS
+from normjax.records import check_choice, check_number
 from normjax.spec import NormSpec, Running, check_numbers
 from normjax.statistics import Moments, Statistics, at_least, divide_or_zero
 from normjax.statistics import merge as merge_moments
@@ -39,6 +40,37 @@ class State:
     mean: Array
     variance: Array
     count: Array
+
+
+# What a library calls momentum (or decay_rate): the share kept, or that of the new.
+_KEEPS = ("flax", "keras", "tensorflow", "haiku", "equinox", "onnx", "paddle", "keep")
+_RENEWS = ("torch", "mlx", "update_rate")
+
+
+def decay(momentum: float, convention: str) -> float:
+    """The share that is kept, from the number that a library calls momentum.
+
+    Args:
+        momentum: of the library, between 0 and 1.
+        convention: ``"torch"``, ``"mlx"`` or ``"update_rate"``, where momentum is the
+            weight of the new value; ``"flax"``, ``"keras"``, ``"tensorflow"``,
+            ``"haiku"``, ``"equinox"``, ``"onnx"``, ``"paddle"`` or ``"keep"``, where it
+            is the weight of the old one.
+
+    Returns:
+        ``Running.decay``: 1 − momentum, or momentum.
+
+    Raises:
+        ValueError: on an unknown convention, or a number that is no share.
+
+    Example:
+        >>> import normjax as nj
+        >>> nj.running.decay(0.1, "torch"), nj.running.decay(0.99, "flax")
+        (0.9, 0.99)
+    """
+    check_choice("convention", convention, (*_KEEPS, *_RENEWS))
+    check_number("momentum", momentum, most=1)
+    return 1 - momentum if convention in _RENEWS else momentum
 
 
 def init(spec: NormSpec, shape: tuple[int, ...], dtype: Any = jnp.float32) -> State:
@@ -73,7 +105,7 @@ def update(spec: NormSpec, state: State, moments: Moments) -> State:
 
     Args:
         spec: the layer.
-        state: from ``init`` or ``update``.
+        state: from ``init`` or ``update``; a narrower one is widened to float32.
         moments: of the batch, from ``nj.moments``. Axes that belong to the examples
             (ghosts, instances) are merged first, weighted by their counts.
 
@@ -98,7 +130,8 @@ def update(spec: NormSpec, state: State, moments: Moments) -> State:
     _check_kind("state", state, State, "nj.running.init")
     _check_kind("moments", moments, Moments, "nj.moments")
     moments = _per_entry(spec, state, moments)
-    dtype = state.mean.dtype
+    dtype = at_least(state.mean.dtype, "float32")
+    state = State(state.mean.astype(dtype), state.variance.astype(dtype), state.count)
     mean = (moments.mean + moments.mean_low).astype(dtype)
     variance = second_moment(spec, moments, running.ddof).astype(dtype)
     count = state.count + 1
@@ -150,6 +183,34 @@ def read(spec: NormSpec, state: State) -> Statistics:
     mean = divide_or_zero(state.mean, weight)
     variance = divide_or_zero(state.variance, weight)
     return Statistics(mean, jnp.where(fresh, jnp.ones_like(variance), variance))
+
+
+def statistics(
+    spec: NormSpec, state: State, stored: bool, reference: Statistics | None = None
+) -> dict[str, Statistics | None]:
+    """What a layer that holds a state passes to ``normalize``.
+
+    Args:
+        spec: the layer.
+        state: from ``init`` or ``update``, before this batch.
+        stored: normalize with the stored statistics, not the batch's own.
+        reference: in place of the stored statistics, where the spec needs one.
+
+    Returns:
+        ``moments`` if stored, else ``reference``: the stored statistics for a blend and
+        a renorm, None for others.
+
+    Example:
+        >>> import normjax as nj
+        >>> state = nj.running.init(nj.batch_norm(), (8, 3))
+        >>> nj.running.statistics(nj.batch_norm(), state, stored=False)
+        {'reference': None}
+    """
+    if stored:
+        return {"moments": read(spec, state)}
+    if reference is None and spec.statistics != "input":
+        reference = read(spec, state)
+    return {"reference": reference}
 
 
 def effective_weight(spec: NormSpec, state: State) -> Array:

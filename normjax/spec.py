@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from normjax.pattern import ELLIPSIS, Pattern
+from normjax.pattern import ELLIPSIS, Pattern, dimensions
 from normjax.records import (
     Record,
     check_choice,
@@ -42,19 +42,14 @@ def _static(default: Any, **kwargs: Any) -> Any:
     return field(default=default, metadata={"static": True}, **kwargs)
 
 
-def _not_yet(name: str, value: object, instead: object) -> None:
-    raise ValueError(
-        f"{name} {value!r} is not available yet in this version: use {instead!r}"
-    )
-
-
 @jax.tree_util.register_static
 @dataclass(frozen=True, repr=False)
 class Affine(Record):
     """The learned part: y = scale · x̂ + bias over ``axes`` (names of the pattern).
 
     Attributes:
-        axes: axes that each have their own parameter, for instance ``"c"``.
+        axes: axes that each have their own parameter, for instance ``"c"``; ``""`` is
+            one number for all.
         scale: whether there is a scale.
         bias: whether there is a bias.
         stored: ``"w"`` stores the scale, ``"1+w"`` its distance from one (the one is
@@ -71,7 +66,8 @@ class Affine(Record):
 
     def __post_init__(self):
         """Validate."""
-        if any(axis.reduced for axis in Pattern.parse(self.axes).axes):
+        parts = [axis for dim in dimensions(self.axes) for axis in dim.parts]
+        if any(axis.reduced for axis in parts):
             raise ValueError(
                 f"affine axes {self.axes!r} take no brackets: write the names"
             )
@@ -135,7 +131,8 @@ class Precision(Record):
     Attributes:
         accumulate: dtype of the statistics; a wider input keeps its own.
         algorithm: of the variance; see ``normjax.statistics``.
-        rescale: divide by a power of two first, for squares beyond the widest dtype.
+        rescale: divide each group by a power of two first, for squares that leave even
+            the accumulation dtype. ``moments`` are those of the input as it is.
         apply: (x − m)·a ``"centered"``, or x·a + (b − m·a) ``"folded"``, which loses
             |m|/s times as much.
         output: dtype of y: ``"input"`` or a name.
@@ -154,12 +151,6 @@ class Precision(Record):
         check_flag("precision.rescale", self.rescale)
         check_choice("precision.apply", self.apply, ("centered", "folded"))
         check_choice("precision.output", self.output, ("input", *FLOATS))
-        if self.algorithm == "one_pass":
-            _not_yet("precision.algorithm", self.algorithm, "shifted")
-        if self.rescale:
-            _not_yet("precision.rescale", self.rescale, instead=False)
-        if self.apply == "folded":
-            _not_yet("precision.apply", self.apply, "centered")
 
 
 @jax.tree_util.register_dataclass
@@ -182,11 +173,12 @@ class NormSpec(Record):
         epsilon: the stabilizer ε, in units of x² (``inside_sqrt``, ``floor_var``) or x.
         epsilon_placement: where ε stands.
         ddof: N − ddof divides the squares.
-        statistics: from the input, or blended with given ones.
+        statistics: from the input, blended with given ones, or corrected towards
+            them without gradient (batch renormalization): r x̂ + d.
         mean_weight: share of the input's mean in a blend.
         variance_weight: share of the input's variance in a blend.
-        r_max: largest scale correction of batch renormalization.
-        d_max: largest shift correction of batch renormalization.
+        r_max: batch renormalization corrects the scale by 1/r_max … r_max.
+        d_max: and shifts by −d_max … d_max standard deviations.
         detach: ``"mean"`` and/or ``"variance"``: no gradient flows through these.
         masked_output: masked entries of y: normalized, zero, or x itself.
         single: a group of one element is normalized to zero, or is an error.
@@ -260,7 +252,7 @@ class NormSpec(Record):
         return spec
 
 
-_LEAVES = ("epsilon", "mean_weight", "variance_weight", "r_max", "d_max")
+LEAVES = ("epsilon", "mean_weight", "variance_weight", "r_max", "d_max")
 
 
 def check_numbers(spec: NormSpec) -> None:
@@ -274,7 +266,7 @@ def check_numbers(spec: NormSpec) -> None:
             f"spec is {spec!r}, expected a NormSpec: NormSpec('... [c]'), or a preset "
             "like layer_norm()"
         )
-    leaves = [(name, getattr(spec, name)) for name in _LEAVES]
+    leaves = [(name, getattr(spec, name)) for name in LEAVES]
     # Not in the constructor: in a transformation `running` may be any placeholder.
     if not isinstance(spec.running, Running | None):
         raise ValueError(
@@ -284,7 +276,13 @@ def check_numbers(spec: NormSpec) -> None:
         leaves.append(("running.decay", spec.running.decay))
     for name, value in leaves:
         share = name.endswith(("weight", "decay"))
-        check_number(name, value, share=share, infinite=name.endswith("max"))
+        check_number(
+            name,
+            value,
+            least=1 if name == "r_max" else 0,
+            most=1 if share else math.inf,
+            infinite=name.endswith("max"),
+        )
 
 
 def _validate(spec: NormSpec) -> None:
@@ -319,12 +317,21 @@ def _validate(spec: NormSpec) -> None:
             f"affine is {spec.affine!r}, expected axes such as 'c', Affine(...) or None"
         )
     if spec.affine is not None:
-        for dimension in Pattern.parse(spec.affine.axes).dimensions:
+        for dimension in dimensions(spec.affine.axes):
             _check_axis("affine", dimension.name, pattern, pattern.names)
-    if spec.statistics == "renorm":
-        _not_yet("statistics", spec.statistics, "input")
-    if spec.axis_names:
-        _not_yet("axis_names", spec.axis_names, ())
+    if spec.precision.rescale and spec.divide == "none":
+        raise ValueError(
+            "precision.rescale protects squares, and divide='none' takes none: use "
+            "rescale=False"
+        )
+    cast_before = spec.affine is not None and spec.affine.cast == "before"
+    if cast_before and spec.precision.apply == "folded":
+        raise ValueError(
+            "affine.cast='before' casts x̂, which precision.apply='folded' never forms: "
+            "use cast='after'"
+        )
+    if not all(isinstance(name, str) for name in spec.axis_names):
+        raise ValueError(f"axis_names is {spec.axis_names!r}, expected names of axes")
 
 
 def _check_axis(field: str, name: object, pattern: Pattern, known) -> None:

@@ -18,7 +18,6 @@ S(σ²) = 0, which needs ε = 0, x̂ and J are 0; where it is infinite, they are
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,94 +26,26 @@ import jax.numpy as jnp
 from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
-from normjax.spec import NormSpec
+from normjax.program import (
+    Given,
+    Inputs,
+    Numbers,
+    Own,
+    Program,
+    apart,
+    finite_under_mask,
+    inverse,
+    inverse_divisor,
+    own_statistics,
+)
 from normjax.statistics import (
-    at_least,
     counts,
-    deviations,
     divide_or_zero,
     select,
     total,
+    varying,
     weighted,
 )
-
-
-class Given(NamedTuple):
-    """Statistics from elsewhere, reduced axes kept: a mean pair and a variance."""
-
-    mean: Array
-    mean_low: Array
-    variance: Array
-
-
-class Numbers(NamedTuple):
-    """The leaves of a spec that this map uses, and given statistics (0 if unused)."""
-
-    epsilon: Array
-    mean_weight: Array
-    variance_weight: Array
-    given: Given
-
-
-class Inputs(NamedTuple):
-    """What one evaluation depends on; all but x broadcast to the group view."""
-
-    x: Array
-    scale: Array | None
-    bias: Array | None
-    numbers: Numbers
-    weights: Array | None
-
-
-class Own(NamedTuple):
-    """The input's own statistics: N, the mean pair, and Σ w (x − m_v)²."""
-
-    count: Array
-    mean: Array
-    mean_low: Array
-    squares: Array
-
-
-@dataclass(frozen=True)
-class Program:
-    """The static part: a spec without its numbers, the group view, its reduced axes.
-
-    ``source`` says whose statistics are used: ``"input"``, ``"given"`` or ``"blend"``.
-    """
-
-    spec: NormSpec
-    view: tuple[int, ...]
-    axes: tuple[int, ...]
-    source: str
-
-    @property
-    def own(self) -> bool:
-        """Whether statistics of the input are used at all."""
-        return self.source != "given"
-
-    @property
-    def about_mean(self) -> bool:
-        """Whether the variance is taken about the mean: m_v = m, otherwise 0."""
-        return self.spec.divide == "std"
-
-    @property
-    def needs_mean(self) -> bool:
-        """Whether the mean of the input is computed."""
-        return self.own and (self.spec.center or self.about_mean)
-
-    def freedom(self, count: Array) -> Array:
-        """What divides the squares: N − ddof, or 1 for l2."""
-        l2 = self.spec.divide == "l2"
-        return jnp.ones_like(count) if l2 else count - self.spec.ddof
-
-    def detach(self, part: str, value):
-        """Cut the gradient through the input's own ``"mean"`` or ``"variance"``."""
-        return jax.lax.stop_gradient(value) if part in self.spec.detach else value
-
-    def widen(self, x: Array) -> Array:
-        """x as the group view, in the accumulation dtype."""
-        dtype = at_least(x.dtype, self.spec.precision.accumulate)
-        return x.reshape(self.view).astype(dtype)
 
 
 def standardize(program: Program, inputs: Inputs) -> Array:
@@ -133,38 +64,17 @@ def standardize(program: Program, inputs: Inputs) -> Array:
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _ruled(program: Program, inputs: Inputs):
     """y, z = (x − m)/s and the input's own statistics: what the tangent map needs."""
-    x = program.widen(inputs.x)
+    x = program.widen(inputs.x, inputs.numbers)
     deviation, own = own_statistics(program, inputs.weights, x)
-    offset, inv = _scalars(program, own, inputs.numbers)
-    z = _standard(program, inputs, own, x, deviation) * inv
-    x_hat = _empty_to_zero(inputs, own, _less(program, z, offset))
-    affine, output = program.spec.affine, program.spec.precision.output
-    out = inputs.x.dtype if output == "input" else jnp.dtype(output)
-    y = x_hat.astype(out) if affine is not None and affine.cast == "before" else x_hat
-    if inputs.scale is not None:
-        y = y * inputs.scale.astype(y.dtype)
-    if inputs.bias is not None:
-        y = y + inputs.bias.astype(y.dtype)
-    y = y.astype(out).reshape(inputs.x.shape)
-    return y, finite_under_mask(inputs.weights, z), own
-
-
-def own_statistics(program: Program, weights: Array | None, x: Array):
-    """X − mean (x itself where no mean is needed), and the input's own statistics."""
-    if not program.own:
-        return x, None
-    if program.needs_mean:
-        algorithm = program.spec.precision.algorithm
-        deviation, moments = deviations(x, program.axes, weights, algorithm)
-        own = Own(moments.count, moments.mean, moments.mean_low, moments.m2)
+    scalars = _scalars(program, own, inputs.numbers)
+    z = _standard(program, inputs, own, x, deviation) * scalars.inv
+    if program.spec.precision.apply == "folded" and program.spec.center:
+        y = _folded(inputs, own, x, scalars)
     else:
-        count = counts(program.axes, x.shape, weights, x.dtype)
-        deviation, own = x, Own(count, *[jnp.zeros_like(count)] * 3)
-    if not program.about_mean:
-        valid = select(weights, x)
-        squares = total(program.axes, weighted(weights, valid * valid))
-        own = own._replace(squares=squares)
-    return deviation, own
+        x_hat = _empty_to_zero(inputs, own, _corrected(program, z, scalars))
+        y = _applied(program, inputs, x_hat)
+    y = y.astype(program.output(inputs.x.dtype)).reshape(inputs.x.shape)
+    return y, finite_under_mask(inputs.weights, z), own
 
 
 def _standard(program: Program, inputs: Inputs, own, x: Array, deviation=None) -> Array:
@@ -183,9 +93,33 @@ def _standard(program: Program, inputs: Inputs, own, x: Array, deviation=None) -
     return (x - mean) - mean_low
 
 
-def _less(program: Program, z: Array, offset: Array) -> Array:
-    """x̂ = z − (m̄ − m)/s, where only a blend has an m̄ that is not m."""
-    return z - offset if program.source == "blend" else z
+def _corrected(program: Program, z: Array, scalars: Scalars) -> Array:
+    """x̂ = r z − offset, which is z itself but for a blend and a renorm."""
+    if program.renorm:
+        z = z * scalars.gain
+    return z - scalars.offset if program.renorm or program.source == "blend" else z
+
+
+def _applied(program: Program, inputs: Inputs, x_hat: Array) -> Array:
+    """Scale · x̂ + bias, cast as the spec declares."""
+    affine, out = program.spec.affine, program.output(inputs.x.dtype)
+    y = x_hat.astype(out) if affine is not None and affine.cast == "before" else x_hat
+    if inputs.scale is not None:
+        y = y * inputs.scale.astype(y.dtype)
+    if inputs.bias is not None:
+        y = y + inputs.bias.astype(y.dtype)
+    return y
+
+
+def _folded(inputs: Inputs, own, x: Array, scalars: Scalars) -> Array:
+    """The same map as x·a + (bias − m·a) with one rounded m, which loses |m|/s u."""
+    source = inputs.numbers.given if own is None else own
+    a = scalars.gain * scalars.inv
+    shift = (source.mean + source.mean_low) * a + scalars.offset
+    if inputs.scale is not None:
+        a, shift = a * inputs.scale, shift * inputs.scale
+    bias = 0 if inputs.bias is None else inputs.bias
+    return _empty_to_zero(inputs, own, x) * a + (bias - shift)
 
 
 def _empty_to_zero(inputs: Inputs, own, x_hat: Array) -> Array:
@@ -195,69 +129,54 @@ def _empty_to_zero(inputs: Inputs, own, x_hat: Array) -> Array:
     return jnp.where(own.count > 0, x_hat, jnp.zeros_like(x_hat))
 
 
-def _scalars(program: Program, own, numbers: Numbers) -> tuple[Array, Array]:
-    """Per group: what a blend still subtracts from z, (m̄ − m)/s, and 1/s.
+class Scalars(NamedTuple):
+    """Numbers per group: x̂ = gain · z − offset, and inv = 1/s."""
+
+    gain: Array
+    offset: Array
+    inv: Array
+
+
+def _scalars(program: Program, own, numbers: Numbers) -> Scalars:
+    """What a blend still subtracts from z, (m̄ − m)/s, or renorm's r and −d, and 1/s.
 
     Plain jnp of numbers per group: the rule differentiates it, to any order.
     """
     zero = jnp.zeros_like(numbers.epsilon)
-    shift, given = zero, numbers.given
-    if program.source == "blend" and program.spec.center:
+    source = numbers.given
+    variance = source.variance
+    if own is not None:
         mean, mean_low = program.detach("mean", (own.mean, own.mean_low))
-        gap = (given.mean - mean) + (given.mean_low - mean_low)
-        shift = (1 - numbers.mean_weight) * gap
-    if program.spec.divide == "none":
-        inv = zero + 1
-    elif not program.own:
-        return zero, inverse_divisor(program, numbers, given.variance)
-    else:
         variance = divide_or_zero(own.squares, program.freedom(own.count))
         variance = program.detach("variance", variance)
-        if program.source == "blend":
-            share = numbers.variance_weight
-            variance = share * variance + (1 - share) * given.variance
-        inv = inverse_divisor(program, numbers, variance)
-    inv = inv if own is None else jnp.where(own.count > 0, inv, 0)
-    return shift * inv, inv
-
-
-def inverse_divisor(program: Program, numbers: Numbers, variance: Array) -> Array:
-    """1/S(σ²) for each epsilon placement, 0 where S(σ²) = 0, NaN where it is infinite.
-
-    At an exact floor tie the floor divides, so that S′ = 0. A variance that leaves the
-    dtype would otherwise turn its group into zeros.
-    """
-    placement, epsilon = program.spec.epsilon_placement, numbers.epsilon
-    if placement == "inside_sqrt":
-        s = root(variance + epsilon)
-    elif placement == "outside_sqrt":
-        s = root(variance) + epsilon
-    elif placement == "floor_var":
-        s = root(jnp.where(variance <= epsilon, epsilon, variance))
+        source = Given(mean, mean_low, variance)
+    if program.source == "blend":
+        share = numbers.variance_weight
+        variance = share * variance + (1 - share) * numbers.reference.variance
+    if program.spec.divide == "none":
+        inv = zero + 1
     else:
-        std = root(variance)
-        s = jnp.where(std <= epsilon, epsilon, std)
-    return inverse(jnp.where(jnp.isinf(s), jnp.nan, s))
+        inv = inverse_divisor(program, numbers, variance)
+    if own is not None:
+        inv = jnp.where(own.count > 0, inv, 0)
+    if program.renorm:
+        return _renorm(program, numbers, source, inv)
+    if program.source == "blend" and program.spec.center:
+        gap = apart(numbers.reference, source)
+        return Scalars(zero + 1, (1 - numbers.mean_weight) * gap * inv, inv)
+    return Scalars(zero + 1, zero, inv)
 
 
-def root(value: Array) -> Array:
-    """√v, with derivative 0 at v = 0."""
-    zero = value == 0
-    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, value)))
-
-
-def inverse(value: Array) -> Array:
-    """1/v, and 0 (with derivative 0) at v = 0."""
-    zero = value == 0
-    return jnp.where(zero, 0, 1 / jnp.where(zero, 1, value))
-
-
-def finite_under_mask(weights: Array | None, values: Array) -> Array:
-    """0 where an entry is masked and not finite: what a derivative may multiply."""
-    if weights is None:
-        return values
-    bad = ~(weights.astype(jnp.bool_) | jnp.isfinite(values))
-    return jnp.where(bad, jnp.zeros_like(values), values)
+def _renorm(program: Program, numbers: Numbers, batch: Given, inv: Array) -> Scalars:
+    """r = s/s₀ and d = (m − m₀)/s₀, clipped and without gradient (Ioffe 2017)."""
+    reference, outer = numbers.reference, jnp.ones_like(inv)
+    if program.spec.divide != "none":
+        outer = inverse_divisor(program, numbers, reference.variance)
+    r = jnp.clip(inverse(inv) * outer, 1 / numbers.r_max, numbers.r_max)
+    d = jnp.zeros_like(r)
+    if program.spec.center:
+        d = jnp.clip(apart(batch, reference) * outer, -numbers.d_max, numbers.d_max)
+    return Scalars(*jax.lax.stop_gradient((r, -d)), inv)
 
 
 @partial(_ruled.defjvp, symbolic_zeros=True)
@@ -289,33 +208,38 @@ def _push(program: Program, narrow: bool, y, known: Inputs, own, moving: Inputs)
 
     ``known.x`` holds z, or x itself if ``narrow``.
     """
-    offset, inv = _scalars(program, own, known.numbers)
-    z = known.x
+    scalars = _scalars(program, own, known.numbers)
+    inv, z = scalars.inv, known.x
     if narrow:
-        z = _standard(program, known, own, program.widen(z)) * inv
-        z = finite_under_mask(known.weights, z)
-    t = None if moving.x is None else program.widen(moving.x)
+        x = program.widen(known.x, known.numbers)
+        z = finite_under_mask(known.weights, _standard(program, known, own, x) * inv)
+    t = None if moving.x is None else program.widen(moving.x, known.numbers)
     own_dot = None if own is None else _push_own(program, known, own, z, inv, t)
     numbers_dot = jax.tree.map(
         lambda value, dot: jnp.zeros_like(value) if dot is None else dot,
         known.numbers,
         moving.numbers,
     )
-    _, (offset_dot, inv_dot) = jax.jvp(
+    _, scalars_dot = jax.jvp(
         partial(_scalars, program), (own, known.numbers), (own_dot, numbers_dot)
     )
-    z_dot = z * (inv_dot * inverse(inv))
+    ratio, shift = scalars_dot.inv * inverse(inv), jnp.zeros_like(inv)
     if program.spec.center:
         moved = numbers_dot.given if own_dot is None else own_dot
         if own_dot is None or "mean" not in program.spec.detach:
-            z_dot = z_dot - (moved.mean + moved.mean_low) * inv
+            shift = (moved.mean + moved.mean_low) * inv
+    if own is not None and program.spec.axis_names:
+        sums = jnp.broadcast_arrays(ratio, shift, scalars_dot.offset)
+        ratio, shift, offset = varying(program.spec.axis_names, jnp.stack(sums))
+        scalars_dot = scalars_dot._replace(offset=offset)
+    z_dot = z * ratio - shift if program.spec.center else z * ratio
     if t is not None:
         z_dot = z_dot + t * inv
-    y_dot = _less(program, z_dot, offset_dot)
+    y_dot = _corrected(program, z_dot, scalars_dot._replace(gain=scalars.gain))
     if known.scale is not None:
         y_dot = y_dot * known.scale
     if moving.scale is not None:
-        y_dot = y_dot + _less(program, z, offset) * moving.scale
+        y_dot = y_dot + _corrected(program, z, scalars) * moving.scale
     if moving.bias is not None:
         y_dot = y_dot + moving.bias
     return y_dot.astype(y.dtype).reshape(y.shape), z_dot, own_dot
@@ -326,20 +250,36 @@ def _push_own(program: Program, known: Inputs, own: Own, z: Array, inv, t) -> Ow
 
     The mean goes first and the squares see t − mean(t): exact where the variance is
     about the mean (x − m_v is s z plus a constant), and accurate for a t with a large
-    offset.
+    offset. Over devices both sums travel together, the second with t about the mean of
+    its device and what that left out: Σ w z is 0 over all devices, not over one.
     """
-    zero, weights = jnp.zeros_like(own.mean), known.weights
+    # Under shard_map each zero must vary over devices as its own number does.
+    none, weights = Own(*map(jnp.zeros_like, own)), known.weights
     if t is None:
-        return Own(zero, zero, zero, zero)
-    mean_dot, rest = zero, t
+        return none
+    names, rest = program.spec.axis_names, t
+    first, mean_dot, second = none.mean, none.mean, none.squares
     if program.needs_mean:
-        mean_dot = divide_or_zero(total(program.axes, weighted(weights, t)), own.count)
+        here = own.count
+        if names:
+            here = counts(program.axes, program.view, weights, t.dtype)
+        first = total(program.axes, weighted(weights, t))
+        mean_dot = divide_or_zero(first, here)
         rest = t - mean_dot
-    squares_dot = zero
     if program.spec.divide != "none":
-        product = total(program.axes, weighted(weights, z * select(weights, rest)))
-        squares_dot = 2 * inverse(inv) * product
-        if not program.about_mean:
-            mean = own.mean + own.mean_low
-            squares_dot = squares_dot + 2 * own.count * mean * mean_dot
-    return Own(zero, mean_dot, zero, squares_dot)
+        second = total(program.axes, weighted(weights, z * select(weights, rest)))
+    if names:  # both sums in one collective: t about the mean of this device
+        centred = z
+        if program.about_mean and not program.spec.center:
+            centred = z - (own.mean + own.mean_low) * inv
+        if program.needs_mean and program.spec.divide != "none":
+            second = second + mean_dot * total(
+                program.axes, weighted(weights, select(weights, centred))
+            )
+        first, second = jax.lax.psum(jnp.stack([first, second]), names)
+        mean_dot = divide_or_zero(first, own.count)
+    squares_dot = 2 * inverse(inv) * second
+    if program.needs_mean and program.spec.divide in ("rms", "l2"):
+        mean = own.mean + own.mean_low
+        squares_dot = squares_dot + 2 * own.count * mean * mean_dot
+    return none._replace(mean=mean_dot, squares=squares_dot)

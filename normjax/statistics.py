@@ -4,7 +4,7 @@ The mean is kept as an unevaluated pair ``mean + mean_low``, since one float32 c
 hold the mean of [2²⁴, 2²⁴+2, 2²⁴+4, 2²⁴+6]. Relative error of the variance, with u the
 unit roundoff of the accumulation dtype and κ = |mean|/std:
 
-    one_pass   E[x²] − E[x]²                     κ² u log₂n, may be negative
+    one_pass   max(E[x²] − E[x]², 0)             κ² u log₂n: all of it at κ² u ≥ 1
     two_pass   mean((x − mean(x))²)              u log₂n + (κ u log₂n)²
     shifted    d = x − x₀, mean((d − mean(d))²)  u log₂n at any offset (the default)
 
@@ -15,8 +15,10 @@ order. Source: Chan, Golub, LeVeque, "Algorithms for computing the sample varian
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -112,7 +114,7 @@ def deviations(
         x: the group view, in the accumulation dtype.
         axes: the reduced axes.
         weights: None, a mask (bool), or weights, broadcastable to x.
-        algorithm: ``"shifted"`` or ``"two_pass"``.
+        algorithm: ``"shifted"``, ``"two_pass"`` or ``"one_pass"``.
 
     Returns:
         x − mean (also where masked), and Moments with the reduced axes kept.
@@ -128,6 +130,13 @@ def deviations(
         mean = divide_or_zero(total(axes, weighted(weights, x)), count)
         mean_low = jnp.zeros_like(mean)
         deviation = x - mean
+    if algorithm == "one_pass":
+        valid = select(weights, x)
+        squares = total(axes, weighted(weights, valid * valid))
+        # A difference of means, as Flax takes it: fused, that of sums is another one.
+        spread = divide_or_zero(squares, count) - mean * mean
+        m2 = count * jnp.maximum(spread, 0)
+        return deviation, Moments(count, mean, mean_low, m2)
     valid = select(weights, deviation)
     m2 = total(axes, weighted(weights, valid * valid))
     return deviation, Moments(count, mean, mean_low, m2)
@@ -203,6 +212,40 @@ def merge(parts: Moments, axis: int | tuple[int, ...] = 0, keepdims: bool = Fals
     if not keepdims:
         merged = tuple(jnp.squeeze(array, axes) for array in merged)
     return Moments(*merged)
+
+
+def gathered(names: tuple[str, ...], arrays: Iterable[Array]) -> list[Array]:
+    """Arrays of all devices along named axes, stacked first, by one collective.
+
+    Each device adds its own to its place in a sum of zeros: exact, and the same on all.
+
+    Args:
+        names: axes of ``jax.shard_map``, ``jax.vmap`` or ``jax.pmap``.
+        arrays: of one shape and dtype.
+
+    Returns:
+        The arrays, each with a first axis of devices.
+    """
+    local = jnp.stack(list(arrays))
+    places = jnp.zeros((jax.lax.axis_size(names), *local.shape), local.dtype)
+    places = places.at[jax.lax.axis_index(names)].set(local)
+    return list(jnp.moveaxis(jax.lax.psum(places, names), 1, 0))
+
+
+def varying(names: tuple[str, ...], array: Array) -> Array:
+    """A sum over devices as a number of each of them: one collective transposes it.
+
+    Under ``jax.shard_map`` every use of the sum would add a collective of its own; the
+    axes of ``jax.vmap`` and ``jax.pmap`` know no such difference.
+    """
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    names = tuple(name for name in names if name in manual)
+    if not names:
+        return array
+    if hasattr(jax.lax, "pcast"):
+        return jax.lax.pcast(array, names, to="varying")
+    pvary: Any = vars(jax.lax)["pvary"]  # until JAX 0.9
+    return pvary(array, names)
 
 
 def at_least(dtype, accumulate: str) -> np.dtype:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
-from frames import FRAMES, Case
+from frames import FRAMES, RENORM, Case
 
 import normjax as nj
 
@@ -157,6 +157,49 @@ def _masked() -> list[Case]:
     ]
 
 
+def _renorm() -> list[Case]:
+    """Batch renormalization, clipped and not, and what it may be combined with."""
+    kind = {"statistics": "renorm"}
+    zero = {"masked_output": "zero"}
+    return [
+        Case("renorm_preset", RENORM, affine=True),
+        _case("renorm_batch", "batch_space", affine=True, **kind),
+        _case("renorm_clipped", "batch", r_max=1.1, d_max=0.1, **kind),
+        _case("renorm_free", "ghost", r_max=1e9, d_max=1e9, **kind),
+        _case("renorm_outside", "layer", epsilon_placement="outside_sqrt", **kind),
+        _case("renorm_floor", "group", epsilon_placement="floor_var", **kind),
+        _case("renorm_rms", "rms", affine=True, **kind),
+        _case("renorm_center_only", "layer", divide="none", **kind),
+        _case("renorm_detach", "batch", detach="variance", **kind),
+        _case("renorm_mask", "batch", ("bool", (6, 1)), **zero, **kind),
+        _case("renorm_moments", "batch", given="moments", affine=True, **kind),
+    ]
+
+
+def _precise() -> list[Case]:
+    """Folded application, and groups that are rescaled first."""
+    folded = {"precision": nj.Precision(apply="folded")}
+    rescale = {"precision": nj.Precision(rescale=True)}
+    half = {"statistics": "blend", "mean_weight": 0.3, "variance_weight": 0.6}
+    zero = {"masked_output": "zero"}
+    return [
+        _case("folded_batch", "batch_space", affine=True, **folded),
+        _case("folded_rms", "rms", affine=True, **folded),
+        _case("folded_given", "batch", given="statistics", affine=True, **folded),
+        _case("folded_blend", "layer", **half, **folded),
+        _case("folded_renorm", "batch", affine=True, statistics="renorm", **folded),
+        _case("folded_mask", "layer", ("bool", (2, 6)), affine=True, **zero, **folded),
+        _case("rescale_layer", "layer", affine=True, **rescale),
+        _case("rescale_rms", "rms", epsilon_placement="outside_sqrt", **rescale),
+        _case("rescale_l2", "l2", epsilon_placement="floor_var", **rescale),
+        _case("rescale_floor", "group", epsilon_placement="floor_std", **rescale),
+        _case("rescale_blend", "batch", **half, **rescale),
+        _case("rescale_renorm", "batch", statistics="renorm", **rescale),
+        _case("rescale_given", "batch", given="statistics", **rescale),
+        _case("rescale_mask", "layer", ("weights", (2, 6)), **rescale),
+    ]
+
+
 def _other() -> list[Case]:
     """Algorithm and affine variants."""
     two_pass = {"precision": nj.Precision(algorithm="two_pass")}
@@ -180,6 +223,8 @@ CASES = {
         _detached(),
         _elsewhere(),
         _masked(),
+        _renorm(),
+        _precise(),
         _other(),
     )
     for case in group

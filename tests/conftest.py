@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 
 import jax
 import pytest
+
+# Virtual devices, for what runs across devices; all else stays on the first one.
+jax.config.update("jax_num_cpu_devices", 8)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -13,6 +17,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(
             "jax_switches", [True, False], ids=["x64", "x32"], indirect=True
         )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forget_programs():
+    """Compiled programs of a module serve no other one, and add up to gigabytes."""
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)

@@ -61,10 +61,21 @@ FRAMES = {
         (1, 2, 3),
         (1, 2, 2, 3),
     ),
+    "adaptive": Frame(
+        nj.adaptive_layer_norm, {}, (2, 3, 5), (2, 3, 5), (2,), (2, 1, 5)
+    ),
+    "adaptive_first": Frame(
+        nj.adaptive_layer_norm, FIRST, (2, 5, 3), (2, 5, 3), (1,), (2, 5, 1)
+    ),
+    "center": Frame(nj.center_only, {}, (2, 6), (2, 6), (1,), (1, 6)),
+    "scale": Frame(nj.scale_only, {}, (2, 6), (2, 6), (1,), (1, 6)),
     "rms": Frame(nj.rms_norm, {}, (2, 6), (2, 6), (1,), (1, 6)),
     "rms_first": Frame(nj.rms_norm, FIRST, (2, 5, 2), (2, 5, 2), (1,), (1, 5, 1)),
     "l2": Frame(nj.l2_norm, {}, (2, 5), (2, 5), (1,), (1, 5)),
     "qk": Frame(nj.qk_norm, {}, (2, 2, 5), (2, 2, 5), (2,), (1, 1, 5)),
+    "qk_heads": Frame(
+        nj.qk_norm, {"axes": "h d"}, (3, 2, 4), (3, 2, 4), (1, 2), (1, 2, 4)
+    ),
     "batch": Frame(nj.batch_norm, {}, (6, 2), (6, 2), (0,), (1, 2)),
     "batch_space": Frame(
         nj.batch_norm, {}, (3, 2, 2, 2), (3, 2, 2, 2), (0, 1, 2), (1, 1, 1, 2)
@@ -95,6 +106,9 @@ FRAMES = {
     "instance_first": Frame(
         nj.instance_norm, FIRST, (2, 2, 5), (2, 2, 5), (2,), (1, 2, 1)
     ),
+    "adaptive_instance": Frame(
+        nj.adaptive_instance_norm, {}, (2, 5, 3), (2, 5, 3), (1,), (2, 1, 3)
+    ),
     "group": Frame(
         nj.group_norm, {"groups": 2}, (2, 3, 4), (2, 3, 2, 2), (1, 3), (1, 1, 2, 2)
     ),
@@ -106,13 +120,26 @@ FRAMES = {
         (2, 3),
         (1, 2, 3, 1),
     ),
+    "renorm": Frame(nj.batch_renorm, {}, (6, 2), (6, 2), (0,), (1, 2)),
+    "center_only": Frame(nj.center_only, {}, (2, 6), (2, 6), (1,), (1, 6)),
+    "scale_only": Frame(nj.scale_only, {}, (2, 6), (2, 6), (1,), (1, 6)),
     "weight": Frame(
         nj.weight_standardization, {}, (2, 2, 2, 3), (2, 2, 2, 3), (0, 1, 2), ()
     ),
     "weight_dense": Frame(
         nj.weight_standardization, {"axes": "i"}, (6, 3), (6, 3), (0,), ()
     ),
+    "weight_transposed": Frame(
+        nj.weight_standardization,
+        {"axes": "(g i) o h", "sizes": {"g": 2}},
+        (4, 3, 2),
+        (2, 2, 3, 2),
+        (1, 3),
+        (),
+    ),
 }
+# Not among the others: it needs a reference beside x.
+RENORM = Frame(nj.batch_renorm, {}, (3, 2, 2, 2), (3, 2, 2, 2), (0, 1, 2), (1, 1, 1, 2))
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,7 +242,7 @@ class Case:
             passed["moments"] = nj.Moments(*map(jnp.asarray, parts))
         elif self.given:
             passed["moments"] = nj.Statistics(jnp.asarray(mean), jnp.asarray(variance))
-        if self.spec.statistics == "blend" and self.given in (None, "moments"):
+        if self.spec.statistics != "input" and self.given in (None, "moments"):
             other = mean - wide(0.5), 2 * variance
             passed["reference"] = nj.Statistics(*map(jnp.asarray, other))
         return passed
@@ -265,6 +292,10 @@ class Case:
         given = changes.get("given", self.given_numbers())
         given = None if given is None else tuple(jnp.asarray(a, x.dtype) for a in given)
         blend = spec.statistics == "blend" and self.given is None
+        renorm = None
+        if spec.statistics == "renorm":
+            mean, variance = (jnp.asarray(a, x.dtype) for a in self.statistics)
+            renorm = (mean - 0.5, 2 * variance, spec.r_max, spec.d_max)
         own = (spec.mean_weight, spec.variance_weight) if blend else (1.0, 1.0)
         y = reference(
             view,
@@ -278,6 +309,7 @@ class Case:
             given=given,
             share=changes.get("share", (0.0, 0.0) if self.given else own),
             detach=spec.detach,
+            renorm=renorm,
         )
         for name, value in self.parameters.items():
             value = jnp.asarray(value, x.dtype).reshape(frame.affine_view)

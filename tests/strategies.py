@@ -95,7 +95,7 @@ FIELDS: dict[str, list] = {
     "epsilon": [0.0, 1e-3, 1],
     "epsilon_placement": ["outside_sqrt", "floor_var", "floor_std"],
     "ddof": [1, 2],
-    "statistics": ["blend"],
+    "statistics": ["blend", "renorm"],
     "mean_weight": [0.0, 0.25],
     "variance_weight": [0, 0.5],
     "r_max": [1.0, 2],
@@ -103,7 +103,7 @@ FIELDS: dict[str, list] = {
     "detach": ["mean", ("variance",), ["mean", "variance"]],
     "masked_output": ["zero", "passthrough"],
     "single": ["error"],
-    "axis_names": [()],
+    "axis_names": ["i", ("i", "j")],
     "affine": ["c", "b (g c)", Affine("h", bias=False, stored="1+w", cast="before")],
     "running": [
         Running(),
@@ -113,6 +113,7 @@ FIELDS: dict[str, list] = {
     "precision": [
         Precision("float64"),
         Precision(algorithm="two_pass", output="bfloat16"),
+        Precision(algorithm="one_pass"),
     ],
 }
 

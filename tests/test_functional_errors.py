@@ -48,7 +48,6 @@ def test_right_input_passes(use: str):
         ),
         ("b [h] w c", {}, "pattern 'b [h] w c' has 4 dimensions, the tensor has 3"),
         ("b ... h [w] c", {}, "has at least 4 dimensions, the tensor has 3"),
-        ("b h [...] c", {}, "reduces no axis of shape (2, 3, 4): put brackets around"),
         ("b [h] (g c)", {"g": 3}, "g=3 does not divide dimension 2 of size 4"),
         ("b [h] (g c)", {}, "(g c) needs a size for all of its parts but one; pass"),
     ],
@@ -56,6 +55,14 @@ def test_right_input_passes(use: str):
 def test_shapes(use: str, pattern: str, sizes: dict[str, int], message: str):
     with refuse(message):
         every_use(NormSpec(pattern, sizes, running=Running()))[use]()
+
+
+@pytest.mark.parametrize("use", ["normalize", "moments"])
+def test_statistics_of_nothing(use: str):
+    """Given statistics need no axis that is reduced: a sample of an evaluated batch."""
+    spec = NormSpec("b h [...] c", running=Running())
+    with refuse("reduces no axis of shape (2, 3, 4): put brackets around an axis"):
+        every_use(spec)[use]()
 
 
 @pytest.mark.parametrize("shape", [4, X, None, {2, 3}])
@@ -190,17 +197,20 @@ def test_given_statistics(given: Any, message: str):
         nj.normalize(BLEND, X, moments=MOMENTS, reference=given)
 
 
-def test_a_reference_belongs_to_a_blend_and_to_nothing_else():
-    nj.normalize(BLEND, X, reference=STATISTICS)
-    nj.normalize(BLEND, X, moments=MOMENTS, reference=STATISTICS)
-    nj.normalize(BLEND, X, moments=STATISTICS)
+@pytest.mark.parametrize("kind", ["blend", "renorm"])
+def test_a_reference_belongs_to_a_blend_or_a_renorm_and_to_nothing_else(kind: str):
+    mixed = BATCH.replace(statistics=kind)
+    nj.normalize(mixed, X, reference=STATISTICS)
+    nj.normalize(mixed, X, moments=MOMENTS, reference=STATISTICS)
+    nj.normalize(mixed, X, moments=STATISTICS)
     for own in (None, MOMENTS):
-        with refuse("statistics='blend' needs reference=Statistics(mean, variance)"):
-            nj.normalize(BLEND, X, moments=own)
+        with refuse(f"statistics='{kind}' needs reference=Statistics(mean, variance)"):
+            nj.normalize(mixed, X, moments=own)
     message = (
-        "reference is only used with statistics='blend', and not beside Statistics"
+        "reference is only used with statistics='blend' or 'renorm', and not beside "
+        "Statistics"
     )
-    for spec, own in ((BATCH, None), (BATCH, MOMENTS), (BLEND, STATISTICS)):
+    for spec, own in ((BATCH, None), (BATCH, MOMENTS), (mixed, STATISTICS)):
         with refuse(message):
             nj.normalize(spec, X, moments=own, reference=STATISTICS)
 

@@ -114,7 +114,6 @@ def test_the_family(text, shape, sizes, view, reduced, mapped, axes):
         ("b [h w] c", (2, 5, 6), "has 4 dimensions, the tensor has 3: shape (2, 5, 6)"),
         ("b [c]", (2, 5, 6), "pattern 'b [c]' has 2 dimensions, the tensor has 3"),
         ("b [...] c", (6,), "has at least 2 dimensions, the tensor has 1: shape (6,)"),
-        ("[...] c", (6,), "reduces no axis of shape (6,): put brackets around an axis"),
         ("b (g [c])", (2, 6), "(g c) needs a size for all of its parts but one; pass"),
         ("(g h [c])", (6,), "pass sizes={'g': ...}"),
     ],

@@ -203,12 +203,12 @@ def test_suggest(known: Any, hint: str):
     "value", [0, 1.0, 0.5, np.float32(0.5), np.array(0.5), np.array(1), jnp.array(9.0)]
 )
 def test_check_number_accepts_real_numbers_and_scalar_arrays(value: object):
-    check_number("decay", value, share=True, infinite=False)
+    check_number("decay", value, most=1)
 
 
 def test_check_number_accepts_infinity_and_numbers_above_one_where_told():
-    check_number("r_max", float("inf"), share=False, infinite=True)
-    check_number("epsilon", 2.0, share=False, infinite=False)
+    check_number("r_max", float("inf"), infinite=True)
+    check_number("epsilon", 2.0)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_check_number_accepts_infinity_and_numbers_above_one_where_told():
 )
 def test_check_number_refuses(value: object, message: str):
     with refuse(message):
-        check_number("decay", value, share=True, infinite=False)
+        check_number("decay", value, most=1)
 
 
 @pytest.mark.parametrize(
@@ -244,4 +244,4 @@ def test_check_number_refuses(value: object, message: str):
 )
 def test_check_number_without_an_upper_bound(value: object, message: str):
     with refuse(message):
-        check_number("r_max", value, share=False, infinite=True)
+        check_number("r_max", value, infinite=True)

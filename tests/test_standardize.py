@@ -56,7 +56,7 @@ def test_inventory_varies_every_field():
     assert seen("ddof") >= {0, 1, 2}
     assert len(seen("detach")) == 4
     assert seen("masked_output") == {"keep", "zero", "passthrough"}
-    assert seen("statistics") == {"input", "blend"}
+    assert seen("statistics") == {"input", "blend", "renorm"}
     assert {case.mask for case in CASES.values()} == {
         None,
         "bool",

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from normjax.functional import bind
+from normjax.arguments import bind
 from normjax.jacobian import stabilizer_share
 from normjax.spec import NormSpec
 

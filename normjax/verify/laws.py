@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 
 from normjax import functional, running
-from normjax.functional import bind, second_moment
+from normjax.arguments import bind, second_moment
 from normjax.jacobian import spectrum
 from normjax.layout import Layout
 from normjax.pattern import ELLIPSIS
@@ -40,8 +40,8 @@ def check_laws(
     normalizing with one's own moments and with merged ones, masks, stored statistics.
 
     Args:
-        spec: the layer; the affine part is left out. A blend is measured against a
-            reference of mean 0 and variance 1.
+        spec: the layer; the affine part is left out. A blend or renorm is measured
+            against a reference of mean 0 and variance 1.
         shape: shape of the random input; small sizes that fit the pattern if None.
         dtype: of the input.
         seed: of the input.
@@ -61,15 +61,12 @@ def check_laws(
     shape = example_shape(spec) if shape is None else tuple(shape)
     with jax.enable_x64(True):
         subject = Subject.of(spec, shape, dtype, seed)
-        found: list[Check] = []
-        for law in LAWS:
-            check = law(subject)
-            found += [] if check is None else [check]
-        return tuple(found)
+        checks = (law(subject) for law in LAWS)
+        return tuple(check for check in checks if check is not None)
 
 
-def example_shape(spec: NormSpec) -> tuple[int, ...]:
-    """A small shape with distinct sizes that fits a pattern; ``...`` is one axis.
+def example_shape(spec: NormSpec, start: int = 3) -> tuple[int, ...]:
+    """A small shape with distinct sizes from ``start`` on that fits a pattern.
 
     Example:
         >>> import normjax as nj
@@ -77,7 +74,7 @@ def example_shape(spec: NormSpec) -> tuple[int, ...]:
         (3, 4, 6)
     """
     sizes = dict(spec.sizes)
-    fresh = count(3)
+    fresh = count(start)
     shape: list[int] = []
     for dimension in spec.parsed.dimensions:
         if dimension.name == ELLIPSIS:
@@ -111,7 +108,7 @@ class Subject:
         normal = np.random.default_rng(seed).normal(0.7, 1.5, shape)
         x = jnp.asarray(np.round(normal * 8) / 8, jnp.dtype(dtype))
         given: dict[str, Any] = {}
-        if spec.statistics == "blend":
+        if spec.statistics != "input":
             zeros = jnp.zeros(layout.mapped_shape, x.dtype)
             given = {"reference": Statistics(zeros, zeros + 1)}
         y = functional.normalize(spec, x, **given)
@@ -222,7 +219,10 @@ def _coupling(s: Subject) -> Check | None:
     view = s.x.reshape(s.layout.view_shape)
     first = tuple(0 if i in axes else slice(None) for i in range(view.ndim))
     ramp = jnp.arange(view[first].size, dtype=view.dtype).reshape(view[first].shape)
-    moved = s.apply(view.at[first].multiply(1 + ramp).reshape(s.x.shape))
+    change = jnp.zeros_like(view).at[first].set(1 + ramp).reshape(s.x.shape)
+    moved = s.apply(s.x + change)
+    if s.spec.statistics == "renorm":  # within its clips only the derivative couples
+        moved = s.y + _push(s, np.asarray(change))
     before = s.y.reshape(view.shape).at[first].set(0)
     after = moved.reshape(view.shape).at[first].set(0)
     if s.claims.couples_examples:
@@ -307,8 +307,8 @@ def _symmetry(s: Subject) -> Check | None:
 
 
 def _stored(s: Subject) -> Check | None:
-    """Stored statistics make inference differ from training."""
-    if s.spec.running is None:
+    """Stored statistics make inference differ from training; a blend may be both."""
+    if s.spec.running is None or s.spec.statistics != "input":
         return None
     state = running.init(s.spec, s.x.shape)
     state = running.update(s.spec, state, functional.moments(s.spec, s.x))

@@ -28,6 +28,7 @@ def reference(
     given: tuple | None = None,
     share: tuple = (1.0, 1.0),
     detach: tuple[str, ...] = (),
+    renorm: tuple | None = None,
 ) -> Array:
     """The map of one reduction, written once more from its definition.
 
@@ -43,6 +44,7 @@ def reference(
         given: a mean and a variance that broadcast to the view.
         share: how much of the mean and the variance is x's own; the rest is ``given``.
         detach: parts without gradient.
+        renorm: a mean, a variance, r_max and d_max to correct with.
 
     Returns:
         x̂ in x's shape, without an affine part.
@@ -53,8 +55,8 @@ def reference(
     count = jnp.sum(w, axes, keepdims=True)
     mean = jnp.sum(w * valid, axes, keepdims=True) / count
     about = mean if divide == "std" else 0
-    divisor = 1 if divide == "l2" else count - ddof
-    variance = jnp.sum(w * (valid - about) ** 2, axes, keepdims=True) / divisor
+    freedom = 1 if divide == "l2" else count - ddof
+    variance = jnp.sum(w * (valid - about) ** 2, axes, keepdims=True) / freedom
     if "mean" in detach:
         mean = jax.lax.stop_gradient(mean)
     if "variance" in detach:
@@ -63,17 +65,20 @@ def reference(
         mean = share[0] * mean + (1 - share[0]) * given[0]
         variance = share[1] * variance + (1 - share[1]) * given[1]
     c = x - mean if center else x
-    if divide == "none":
-        return c
-    divisors = {
-        "inside_sqrt": lambda: jnp.sqrt(variance + epsilon),
-        "outside_sqrt": lambda: jnp.sqrt(variance) + epsilon,
-        "floor_var": lambda: jnp.sqrt(jnp.where(variance > epsilon, variance, epsilon)),
-        "floor_std": lambda: jnp.where(
-            variance > epsilon**2, jnp.sqrt(variance), epsilon
-        ),
-    }
-    return c / divisors[placement]()
+    divisor = {
+        "inside_sqrt": lambda v: jnp.sqrt(v + epsilon),
+        "outside_sqrt": lambda v: jnp.sqrt(v) + epsilon,
+        "floor_var": lambda v: jnp.sqrt(jnp.where(v > epsilon, v, epsilon)),
+        "floor_std": lambda v: jnp.where(v > epsilon**2, jnp.sqrt(v), epsilon),
+    }[placement]
+    s = 1 if divide == "none" else divisor(variance)
+    if renorm is None:
+        return c / s
+    other_mean, other_variance, r_max, d_max = renorm
+    other = 1 if divide == "none" else divisor(other_variance)
+    r = jax.lax.stop_gradient(jnp.clip(s / other, 1 / r_max, r_max))
+    d = jax.lax.stop_gradient(jnp.clip((mean - other_mean) / other, -d_max, d_max))
+    return c / s * r + (d if center else 0)
 
 
 def numpy_reference(

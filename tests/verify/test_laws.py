@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import normjax as nj
-from normjax import functional, running
+from normjax import arguments, functional, running
 from normjax.presets import PRESETS
 from normjax.verify import check_laws, check_spec, laws
 
@@ -163,4 +163,4 @@ def test_example_shapes_fit_every_preset():
     for spec in VARIANTS.values():
         shape = laws.example_shape(spec)
         assert np.prod(shape) <= 512
-        assert functional.bind(spec, shape).group_size >= 3
+        assert arguments.bind(spec, shape).group_size >= 3
