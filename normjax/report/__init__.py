@@ -19,8 +19,9 @@ from normjax.report import figures
 def write(run: str | Path) -> Path:
     """Write ``report.html`` into a run directory.
 
-    The page needs no network. Curves that have a closed form are also written as
-    ``figures/<metric>.svg`` and ``figures/<metric>.csv``.
+    The page needs no network. Curves with a closed form (``<metric>_predicted``) or a
+    bound (``<metric>_bound``) are also written as ``figures/<metric>.svg`` and
+    ``figures/<metric>.csv``.
 
     Args:
         run: the run directory.
@@ -67,7 +68,8 @@ def write(run: str | Path) -> Path:
 def _drawings(results: study.Results, analysis: Mapping[str, Any]) -> dict[str, Any]:
     """Every figure that this run has."""
     labels, outcomes = results.plan["labels"], results.plan["outcomes"]
-    found: dict[str, Any] = {"forest": None, "paired": None, "curves": [], "closed": []}
+    found: dict[str, Any] = {"forest": None, "paired": None}
+    found |= {"curves": [], "closed": [], "bounded": []}
     names = set(results.table["metric"].unique().to_list())
     if outcomes is not None:
         primary = outcomes["primary"]
@@ -87,23 +89,32 @@ def _drawings(results: study.Results, analysis: Mapping[str, Any]) -> dict[str, 
         if results.curve(next(iter(results.plan["arms"])), metric).is_empty():
             continue
         svg = figures.predicted(results, metric)
-        _export(results, metric, svg)
+        _export(results, metric, svg, {"": "computed", "_predicted": "closed_form"})
         found["closed"].append({"label": labels.get(metric, metric), "svg": svg})
+    bounds = {b["metric"] for b in analysis["bounds"]}
+    for metric in sorted(bounds, key=[*labels, *sorted(bounds)].index):
+        shares = {b["arm"]: b for b in analysis["bounds"] if b["metric"] == metric}
+        svg, label = figures.bounded(results, metric), labels.get(metric, metric)
+        _export(results, metric, svg, {"": "measured", "_bound": "bound"})
+        found["bounded"].append({"label": label, "svg": svg, "shares": shares})
     return found
 
 
-def _export(results: study.Results, metric: str, svg: str) -> None:
-    """A closed-form figure and its numbers as files of their own."""
+def _export(
+    results: study.Results, metric: str, svg: str, sides: Mapping[str, str]
+) -> None:
+    """A figure of two curves for each arm, and its numbers, as files of their own.
+
+    ``sides`` names the columns of both by the suffix of the metric.
+    """
     folder = results.folder / "figures"
     folder.mkdir(exist_ok=True)
     (folder / f"{metric}.svg").write_text(svg, encoding="utf-8")
     keys, joined = ["seed", "coordinate"], None
     for arm in results.plan["arms"]:
-        for name, side in (
-            (metric, "computed"),
-            (f"{metric}_predicted", "closed_form"),
-        ):
-            column = results.curve(arm, name).rename({"value": f"{arm}_{side}"})
+        for suffix, side in sides.items():
+            curve = results.curve(arm, f"{metric}{suffix}")
+            column = curve.rename({"value": f"{arm}_{side}"})
             joined = (
                 column
                 if joined is None

@@ -223,6 +223,57 @@ def predicted(results: Results, metric: str) -> str:
         return _svg(figure)
 
 
+def bounded(results: Results, metric: str) -> str:
+    """A measured curve as circles under the line of its bound, a panel for each arm.
+
+    Arms without this curve have no panel; a value that is not finite is a cross at the
+    upper edge. The first panel's curve stands in grey in all others.
+    """
+    labels = results.plan["labels"]
+    curves = {arm: results.curve(arm, metric) for arm in results.plan["arms"]}
+    curves = {arm: curve for arm, curve in curves.items() if not curve.is_empty()}
+    columns = min(3, len(curves))
+    rows = -(-len(curves) // columns)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(8.2, 1.75 * rows + 0.5), layout="constrained")
+        shared: dict[str, Any] = {"squeeze": False, "sharex": True, "sharey": True}
+        panels = figure.subplots(rows, columns, **shared).flat
+        first = next(iter(curves))
+        for axes, (arm, curve) in zip(panels, curves.items(), strict=False):
+            axes.set_xscale(labels.get("coordinate_scale", "linear"))
+            axes.set_yscale(labels.get(f"{metric}_scale", "linear"))
+            if arm != first:
+                axes.plot(*_finite(curves[first]), color="#b5b5b5", lw=1.4)
+            _under(axes, curve, results.curve(arm, f"{metric}_bound"))
+            axes.set_title(labels.get(arm, arm), loc="left", fontsize=9.5)
+            axes.tick_params(labelsize=8)
+        for axes in panels[len(curves) :]:
+            axes.set_visible(False)
+        panels[0].plot([], [], color="#b5b5b5", label=f"{first}, in the others")
+        panels[0].legend(fontsize=8, labelspacing=0.3)
+        figure.supxlabel(labels.get("coordinate", "coordinate"), fontsize=9.5)
+        figure.supylabel(labels.get(metric, metric), fontsize=9.5)
+        return _svg(figure)
+
+
+def _under(axes: Axes, curve: pl.DataFrame, bound: pl.DataFrame) -> None:
+    """Circles, the line above them, and crosses for what is not finite."""
+    axes.plot(*_finite(bound), color=COLOURS[1], lw=1.6, label="bound")
+    x, y = _finite(curve)
+    every = max(1, len(x) // 30)
+    style: dict[str, Any] = {"color": COLOURS[0], "mfc": "white"}
+    axes.plot(x[::every], y[::every], "o", ms=3.4, label="measured", **style)
+    lost = curve.filter(~pl.col("value").is_finite())["coordinate"].to_numpy()
+    edge = axes.get_xaxis_transform()
+    axes.plot(lost, np.full(lost.shape, 0.96), "x", ms=4, transform=edge, **style)
+
+
+def _finite(curve: pl.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Coordinates and values where these are finite."""
+    kept = curve.filter(pl.col("value").is_finite())
+    return kept["coordinate"].to_numpy(), kept["value"].to_numpy()
+
+
 def _titles(arms: Mapping[str, Any]) -> dict[str, str]:
     """Names of arms in a legend: the one property's value where all share it."""
     changes = [change for about in arms.values() for change in about["changes"]]

@@ -14,6 +14,7 @@ from normjax.study.interventions import Manipulation, check_arm
 from normjax.study.store import Results
 
 PREDICTED = "_predicted"
+BOUND = "_bound"
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,26 @@ class Agreement:
 
 
 @dataclass(frozen=True)
+class Bounded:
+    """A measured metric under a bound that was computed beforehand, ``<metric>_bound``.
+
+    Attributes:
+        arm: the arm.
+        metric: the measured one.
+        largest: its largest absolute value; None if one is not finite.
+        share: the largest share of the bound; a bound of inf is none. None if there is
+            no finite one.
+        ok: whether no value lies above its bound.
+    """
+
+    arm: str
+    metric: str
+    largest: float | None
+    share: float | None
+    ok: bool
+
+
+@dataclass(frozen=True)
 class Analysis:
     """Everything that a run says.
 
@@ -62,6 +83,7 @@ class Analysis:
         contrasts: of every arm, on the primary outcome and then the diagnostics.
         manipulations: checks that arms did what they claim.
         agreements: measured against predicted.
+        bounds: measured against a bound.
         diverged: seeds that diverged, by arm.
     """
 
@@ -69,13 +91,14 @@ class Analysis:
     contrasts: tuple[Contrast, ...]
     manipulations: tuple[Manipulation, ...]
     agreements: tuple[Agreement, ...]
+    bounds: tuple[Bounded, ...]
     diverged: Mapping[str, int]
 
     @property
     def held(self) -> bool:
-        """Whether every manipulation check and every required hypothesis held."""
+        """Whether every check, every bound and every required hypothesis held."""
         hypotheses = all(v.verdict == "supported" for v in self.verdicts if v.required)
-        return hypotheses and all(m.ok for m in self.manipulations)
+        return hypotheses and all(c.ok for c in (*self.manipulations, *self.bounds))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for ``analysis.json``."""
@@ -100,6 +123,7 @@ def analyse(
         tuple(_contrasts(results)),
         tuple(_manipulations(results, registry or {})),
         tuple(_agreements(results)),
+        tuple(_bounds(results)),
         {arm: _diverged(results, arm) for arm in plan["arms"]},
     )
 
@@ -147,24 +171,40 @@ def _checks(results: Results, arm: str) -> dict[str, np.ndarray]:
     }
 
 
-def _agreements(results: Results):
-    """Every pair of metric and metric_predicted, matched by seed and coordinate."""
+def _pairs(results: Results, suffix: str):
+    """Every metric with its partner, by arm, matched by seed and coordinate."""
     table = results.table
     names = table["metric"].unique().to_list()
     for arm in results.plan["arms"]:
-        for metric in sorted(n for n in names if f"{n}{PREDICTED}" in names):
-            sides = [
-                table.filter((pl.col("arm") == arm) & (pl.col("metric") == name))
-                .sort("seed", "coordinate")["value"]
-                .to_numpy()
-                for name in (metric, f"{metric}{PREDICTED}")
-            ]
-            if sides[0].size and sides[0].shape == sides[1].shape:
-                if not np.isfinite(sides).all():
-                    yield Agreement(arm, metric, None, None)
-                    continue
-                error = float(np.max(np.abs(sides[0] - sides[1])))
-                yield Agreement(arm, metric, float(np.max(np.abs(sides[1]))), error)
+        for metric in sorted(n for n in names if f"{n}{suffix}" in names):
+            first, second = (
+                table.filter((pl.col("arm") == arm) & (pl.col("metric") == name)).sort(
+                    "seed", "coordinate"
+                )["value"]
+                for name in (metric, f"{metric}{suffix}")
+            )
+            has_value = first.null_count() < len(first)
+            if has_value and len(first) == len(second):
+                yield arm, metric, first.to_numpy(), second.to_numpy()
+
+
+def _agreements(results: Results):
+    for arm, metric, measured, predicted in _pairs(results, PREDICTED):
+        if not np.isfinite([measured, predicted]).all():
+            yield Agreement(arm, metric, None, None)
+            continue
+        error = float(np.max(np.abs(measured - predicted)))
+        yield Agreement(arm, metric, float(np.max(np.abs(predicted))), error)
+
+
+def _bounds(results: Results):
+    for arm, metric, measured, bound in _pairs(results, BOUND):
+        value = np.where(np.isfinite(measured), np.abs(measured), np.inf)
+        judged = (value > 0) & ~np.isinf(bound)
+        shares = value[judged] / np.maximum(bound[judged], np.finfo(np.float64).tiny)
+        numbers = float(value.max()), float(np.max(shares, initial=0.0))
+        shown = (n if np.isfinite(n) else None for n in numbers)
+        yield Bounded(arm, metric, *shown, ok=numbers[1] <= 1)
 
 
 def _diverged(results: Results, arm: str) -> int:
