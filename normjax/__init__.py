@@ -2,9 +2,12 @@
 
 import importlib as _importlib
 
+from normjax import mixture as mixture
 from normjax import running as running
 from normjax.coupling import influence as influence
+from normjax.functional import dynamic_tanh as dynamic_tanh
 from normjax.functional import init as init
+from normjax.functional import init_dynamic_tanh as init_dynamic_tanh
 from normjax.functional import moments as moments
 from normjax.functional import normalize as normalize
 from normjax.jacobian import Spectrum as Spectrum
@@ -13,7 +16,11 @@ from normjax.jacobian import spectrum as spectrum
 from normjax.jacobian import stabilizer_share as stabilizer_share
 from normjax.operators import eigenvalues as eigenvalues
 from normjax.operators import singular_values as singular_values
+from normjax.presets import adaptive_instance_norm as adaptive_instance_norm
+from normjax.presets import adaptive_layer_norm as adaptive_layer_norm
 from normjax.presets import batch_norm as batch_norm
+from normjax.presets import batch_renorm as batch_renorm
+from normjax.presets import center_only as center_only
 from normjax.presets import ghost_batch_norm as ghost_batch_norm
 from normjax.presets import group_norm as group_norm
 from normjax.presets import instance_norm as instance_norm
@@ -21,6 +28,7 @@ from normjax.presets import l2_norm as l2_norm
 from normjax.presets import layer_norm as layer_norm
 from normjax.presets import qk_norm as qk_norm
 from normjax.presets import rms_norm as rms_norm
+from normjax.presets import scale_only as scale_only
 from normjax.presets import weight_standardization as weight_standardization
 from normjax.spec import Affine as Affine
 from normjax.spec import NormSpec as NormSpec
@@ -31,7 +39,7 @@ from normjax.statistics import Statistics as Statistics
 from normjax.traits import diff as diff
 from normjax.traits import properties as properties
 
-_ON_FIRST_USE = ("linen", "nnx", "report", "study", "verify")
+_ON_FIRST_USE = ("interop", "linen", "nnx", "report", "study", "verify")
 
 
 def __getattr__(name: str):

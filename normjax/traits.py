@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from normjax.layout import Layout
-from normjax.pattern import ELLIPSIS, Pattern
+from normjax.pattern import ELLIPSIS, Dimension, Pattern, dimensions
 from normjax.spec import Affine, NormSpec
 
 FORMULAS = {
@@ -20,8 +20,21 @@ _CAUSES = {
     "statistics": {"pattern", "sizes", "statistics"},
     "reduced": {"pattern", "sizes"},
     "parameters": {"affine"},
-    "degenerate": {"pattern", "sizes", "center", "divide", "running"},
+    "degenerate": {
+        "pattern",
+        "sizes",
+        "example",
+        "center",
+        "divide",
+        "epsilon_placement",
+        "ddof",
+        "statistics",
+        "detach",
+        "running",
+    },
 }
+# The divisor of a group without variance.
+_AT_ZERO = {"inside_sqrt": "√ε", "floor_var": "√ε"}
 _SECOND_MOMENT = {"std": "σ²", "rms": "mean(x²)", "l2": "Σx²"}
 
 
@@ -91,6 +104,8 @@ def properties(spec: NormSpec) -> Properties:
     removes = ("offset",) if spec.center and spec.divide in ("std", "none") else ()
     if spec.divide != "none":
         removes += ("scale",)
+    if spec.statistics != "input":
+        removes = ()  # the reference still tells them
     return Properties(
         formula=_formula(spec),
         statistics=_statistics(spec, pattern),
@@ -98,11 +113,11 @@ def properties(spec: NormSpec) -> Properties:
         reduced=pattern.reduced,
         couples_examples=couples,
         stores=() if spec.running is None else ("mean", "variance"),
-        parameters=_parameters(spec.affine),
+        parameters=_parameters(spec.affine, example),
         train_differs=spec.running is not None,
-        symmetric_jacobian=spec.statistics == "input"
+        symmetric_jacobian=spec.statistics != "blend"
         and (spec.center == about_mean or no_variance or (no_mean and no_variance)),
-        degenerate=_degenerate(spec, pattern, couples),
+        degenerate=_degenerate(spec, pattern, example),
     )
 
 
@@ -191,19 +206,9 @@ def flatten(spec: NormSpec, shape: tuple[int, ...] | None = None) -> dict[str, A
         if spec.affine is not None:
             view = layout.parameter(spec.affine.axes).view_shape
             used = [i for i, size in enumerate(view) if size == layout.view_shape[i]]
-            named = _named(layout, spec.affine.axes)
+            named = layout.named(spec.affine.axes)
             flat["affine.axes"] = _bound(layout, [i for i in used if i in named])
     return flat
-
-
-def _named(layout: Layout, axes: str) -> set[int]:
-    """View axes that a text of names speaks of."""
-    wanted = {part.name for part in Pattern.parse(axes).axes}
-    return {
-        i
-        for i, name in enumerate(layout.names)
-        if name in wanted or (ELLIPSIS in wanted and name.startswith(ELLIPSIS))
-    }
 
 
 def _bound(layout: Layout, axes, brackets: bool = False) -> str:
@@ -232,13 +237,17 @@ def _bound(layout: Layout, axes, brackets: bool = False) -> str:
 
 def _formula(spec: NormSpec) -> str:
     """The map of one group, without the affine part."""
-    top = "(x - m)" if spec.center else "x"
-    if spec.divide == "none":
-        return "x - m" if spec.center else "x"
-    bottom = FORMULAS[spec.epsilon_placement].format(v=_SECOND_MOMENT[spec.divide])
-    if spec.epsilon_placement == "outside_sqrt":
-        bottom = f"({bottom})"
-    return f"{top} / {bottom}"
+    top, second = "(x - m)" if spec.center else "x", _SECOND_MOMENT.get(spec.divide)
+    if spec.statistics == "blend":
+        top, second = top.replace("m", "m̄"), second and second.replace("σ", "σ̄")
+    if second is None:
+        text = top.strip("()")
+    else:
+        bottom = FORMULAS[spec.epsilon_placement].format(v=second)
+        if spec.epsilon_placement == "outside_sqrt":
+            bottom = f"({bottom})"
+        text = f"{top} / {bottom}"
+    return f"r · {text} + d" if spec.statistics == "renorm" else text
 
 
 def _statistics(spec: NormSpec, pattern: Pattern) -> str:
@@ -246,31 +255,88 @@ def _statistics(spec: NormSpec, pattern: Pattern) -> str:
     over = ", ".join(pattern.reduced).replace(ELLIPSIS, "all other axes")
     each = ", ".join(pattern.mapped).replace(ELLIPSIS, "position")
     text = f"over {over}" + (f" for each {each}" if each else "")
-    return text if spec.statistics == "input" else f"{text}, {spec.statistics}"
+    ways = {"blend": ", mixed with a reference", "renorm": ", corrected to a reference"}
+    return text + ways.get(spec.statistics, "")
 
 
-def _parameters(affine: Affine | None) -> tuple[str, ...]:
+def _parameters(affine: Affine | None, example: Dimension | None) -> tuple[str, ...]:
+    """Learned ones, or one for each example, which only the caller can know."""
     if affine is None:
         return ()
+    named = {name for dim in dimensions(affine.axes) for name in dim.names}
+    given = example is not None and named & set(example.names)
+    over = f"over {affine.axes}" if affine.axes else "over no axis (one number)"
     return tuple(
-        f"{name} over {affine.axes}"
+        f"{name} {over}{' (given by the caller)' if given else ''}"
         for name in ("scale", "bias")
         if getattr(affine, name)
     )
 
 
-def _degenerate(spec: NormSpec, pattern: Pattern, couples: bool) -> tuple[str, ...]:
+def _degenerate(
+    spec: NormSpec, pattern: Pattern, example: Dimension | None
+) -> tuple[str, ...]:
     """Where a group is too small, and where statistics do not exist yet."""
-    over = " and ".join(pattern.reduced).replace(ELLIPSIS, "the other axes")
-    found = []
-    if spec.center:
-        found.append(f"one element over {over}: only the bias comes out, no gradient")
-        if spec.divide == "std":
-            found.append(f"two elements over {over}: ±1 comes out, almost no gradient")
-    elif spec.divide != "none":
-        found.append(f"one element over {over}: only the sign of x is left")
-    if couples:
-        found.append("a batch of one example: its own positions are the statistics")
-    if spec.running is not None and not spec.running.debias:
-        found.append("inference before any update: the initial statistics are used")
+    reduced = set(pattern.reduced)
+    positions = example is not None and example.name != ELLIPSIS
+    axes = "the positions" if positions else "the other axes"
+    over = " and ".join(pattern.reduced).replace(ELLIPSIS, axes)
+    found = [
+        f"{case} over {over}: {outcome}"
+        for case, outcome in _small_groups(spec).items()
+    ]
+    if positions and reduced == {ELLIPSIS} and _small_groups(spec):
+        found[0] += " (instance norm on 1×1 maps)"
+    own = set() if example is None else set(example.names)
+    # Of a `...` the first axis is the example's, and the others may be positions.
+    if reduced & own and (reduced - own or ELLIPSIS in own):
+        one = "one example in a batch"
+        if example is not None and example.composite:
+            mapped = " ".join(part.name for part in example.parts if not part.reduced)
+            one = f"one example in each {mapped}"
+        found.append(f"{one}: its own positions are the statistics")
+    if spec.running is not None:
+        mean, variance = (0, 1) if spec.running.debias else spec.running.initial
+        stored = f"mean {mean:g} and variance {variance:g}"
+        found.append(f"inference before any update: {stored} are used")
+        if spec.statistics != "input":
+            found.append(f"training before any update: {stored} are the reference")
     return tuple(found)
+
+
+def _small_groups(spec: NormSpec) -> dict[str, str]:
+    """What comes out (x̂) of groups with too few elements or no variance."""
+    zero = _AT_ZERO.get(spec.epsilon_placement, "ε")
+    top = "(x - m)" if spec.center else "x"
+    still = "" if spec.detach else ", no gradient"
+    if spec.divide == "none":
+        return {"one element": f"0 comes out{still}"} if spec.center else {}
+    if spec.statistics == "blend":
+        return {"one element": "only its distance from the reference's mean is left"}
+    if spec.statistics == "renorm":
+        if not (spec.center and spec.divide == "std"):
+            return {}
+        return {
+            "one element": f"d comes out, the distance from the reference{still}",
+            "two elements": f"±r + d comes out{still and ', almost no gradient'}",
+        }
+    found: dict[str, str] = {}
+    amplified = f"0 comes out, and noise in x is amplified: times 1/{zero}"
+    if spec.center:
+        found["one element"] = f"0 comes out{still}"
+        if spec.divide == "std":
+            if spec.ddof < 2:
+                size = "±1" if spec.ddof == 0 else "±1/√2"
+                weak = ", almost no gradient" if still else ""
+                found["two elements"] = f"{size} comes out{weak}"
+            found["equal elements"] = amplified
+    elif spec.divide == "std":
+        found["one element, or equal ones,"] = f"the variance is 0, x/{zero} comes out"
+    else:
+        if spec.ddof == 0 or spec.divide == "l2":
+            found["one element"] = "only the sign of x is left, almost no gradient"
+        found["zeros"] = amplified
+    if spec.ddof > 0 and spec.divide != "l2":
+        few = "one element" if spec.ddof == 1 else f"{spec.ddof} elements or fewer"
+        found.setdefault(few, f"the variance counts as 0, {top}/{zero} comes out")
+    return found

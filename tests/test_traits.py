@@ -41,6 +41,19 @@ TABLE = {
                    False, ("scale over (g c)", "bias over (g c)")),
     "weight_standardization": (STD, "over h, w, i for each o", "offset scale", False,
                                False, ()),
+    "batch_renorm": (f"r · {STD} + d",
+                     "over all other axes for each c, corrected to a reference", "",
+                     True, True, ("scale over c", "bias over c")),
+    "adaptive_layer_norm": (STD, "over c for each b, position", "offset scale", False,
+                            False, ("scale over b c (given by the caller)",
+                                    "bias over b c (given by the caller)")),
+    "adaptive_instance_norm": (STD, "over all other axes for each b, c", "offset scale",
+                               False, False, ("scale over b c (given by the caller)",
+                                              "bias over b c (given by the caller)")),
+    "center_only": ("x - m", "over c for each position", "offset", False, False,
+                    ("scale over c", "bias over c")),
+    "scale_only": ("x / √(σ² + ε)", "over c for each position", "scale", False, False,
+                   ("scale over c", "bias over c")),
     "qk_norm": (RMS, "over d for each position", "scale", False, False,
                 ("scale over d",)),
 }  # fmt: skip
@@ -57,11 +70,15 @@ def test_properties_of_every_preset(name: str):
     assert found.stores == (("mean", "variance") if stores else ())
     assert found.train_differs is stores
     assert found.parameters == parameters
-    assert found.symmetric_jacobian is True
+    assert found.symmetric_jacobian is (name != "scale_only")
 
 
 def matrix(spec: nj.NormSpec, x: Any) -> np.ndarray:
-    return np.asarray(nj.input_jacobian(spec, jnp.asarray(x)).as_matrix())
+    given: dict[str, Any] = {}
+    if spec.statistics != "input":
+        zeros = jnp.zeros(x.shape[-1])
+        given = {"reference": nj.Statistics(zeros, zeros + 1)}
+    return np.asarray(nj.input_jacobian(spec, jnp.asarray(x), **given).as_matrix())
 
 
 def cut(name: str) -> np.ndarray:
@@ -136,21 +153,41 @@ def test_other_formulas():
     assert properties(outside).formula == "(x - m) / (√σ² + ε)"
 
 
-def test_degenerate_cases():
+def test_degenerate_cases_in_words():
+    """What they claim is measured in test_family_degenerate.py."""
     batch = properties(nj.batch_norm()).degenerate
-    assert batch[0] == (
-        "one element over the other axes: only the bias comes out, no gradient"
+    assert batch == (
+        "one element over the other axes: 0 comes out, no gradient",
+        "two elements over the other axes: ±1 comes out, almost no gradient",
+        "equal elements over the other axes: 0 comes out, and noise in x is amplified: "
+        "times 1/√ε",
+        "one example in a batch: its own positions are the statistics",
+        "inference before any update: mean 0 and variance 1 are used",
     )
-    assert batch[2:] == (
-        "a batch of one example: its own positions are the statistics",
-        "inference before any update: the initial statistics are used",
+    instance = properties(nj.instance_norm()).degenerate
+    assert instance[0] == (
+        "one element over the positions: 0 comes out, no gradient (instance norm on "
+        "1×1 maps)"
     )
-    assert properties(nj.rms_norm()).degenerate == (
-        "one element over c: only the sign of x is left",
+    assert properties(nj.rms_norm()).degenerate[0] == (
+        "one element over c: only the sign of x is left, almost no gradient"
     )
-    assert properties(nj.NormSpec("[c]", center=False, divide="none")).degenerate == ()
+    ghost = properties(nj.ghost_batch_norm()).degenerate
+    assert "one example in each g: its own positions are the statistics" in ghost
+    assert "one example" not in str(properties(nj.NormSpec("[b] c")).degenerate)
+    for pattern in ("[c]", "b [...] c"):
+        identity = nj.NormSpec(pattern, center=False, divide="none")
+        assert properties(identity).degenerate == ()
     debiased = nj.Running(initial=(0, 0), debias=True)
-    assert len(properties(nj.batch_norm(running=debiased)).degenerate) == 3
+    own = nj.Running(initial=(2, 3))
+    for running, start in ((debiased, "0 and variance 1"), (own, "2 and variance 3")):
+        text = f"inference before any update: mean {start} are used"
+        assert text in properties(nj.batch_norm(running=running)).degenerate
+    detached = properties(nj.layer_norm(detach="mean", ddof=2)).degenerate
+    assert detached[0] == "one element over c: 0 comes out"
+    assert detached[-1] == (
+        "2 elements or fewer over c: the variance counts as 0, (x - m)/√ε comes out"
+    )
 
 
 def names(first: nj.NormSpec, second: nj.NormSpec, shape=None, declared=True) -> list:
@@ -241,6 +278,13 @@ def test_affine_axes_are_compared_by_the_dimensions_they_mean():
     assert names(base, nj.layer_norm("h c", affine="c"), (4, 3, 6)) == ["affine.axes"]
     other = nj.layer_norm("y x", affine="y x")
     assert names(base, other, (4, 3, 6)) == []
+
+
+def test_one_number_for_all_is_its_own_set_of_axes():
+    one = nj.qk_norm(scale="")
+    assert properties(one).parameters == ("scale over no axis (one number)",)
+    assert names(nj.qk_norm(), one) == ["affine.axes"]
+    assert names(nj.qk_norm(), one, (2, 3, 4)) == ["affine.axes"]
 
 
 def test_a_part_that_only_one_has_is_one_property():

@@ -18,7 +18,7 @@ from pydantic import (
 from pydantic import model_validator as _validator
 from pydantic_core import PydanticCustomError
 
-from normjax.presets import PRESETS
+from normjax.presets import PRESET_KEYS, PRESETS
 from normjax.records import check_field, suggest
 from normjax.spec import NormSpec
 from normjax.study.document import Document, Location
@@ -48,7 +48,7 @@ class NormSetting(BaseModel):
 
     ``{preset: layer_norm, at: input, divide: rms}``; ``running: {decay: 0.9}`` and
     ``affine: null`` reach into the parts. Presets take their own ``groups``,
-    ``ghosts``, ``axes`` and ``channels``.
+    ``ghosts``, ``axes``, ``channels`` and ``scale``.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -72,7 +72,7 @@ class NormSetting(BaseModel):
             if preset is None:
                 hint = suggest(self.preset, list(PRESETS))
                 raise problem("preset", f"there is no preset {self.preset!r}{hint}")
-            own = {k: fields.pop(k) for k in _PRESET_KEYS if k in fields}
+            own = {k: fields.pop(k) for k in PRESET_KEYS if k in fields}
             base = _try(next(iter(own), "preset"), lambda: preset(**own))
         for key, value in fields.items():
             base = _try(
@@ -85,9 +85,6 @@ class NormSetting(BaseModel):
     def spec(self) -> NormSpec:
         """The declared layer."""
         return self._spec
-
-
-_PRESET_KEYS = ("groups", "ghosts", "axes", "channels")
 
 
 def problem(key: str, message: str) -> PydanticCustomError:
