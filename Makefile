@@ -6,13 +6,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: quickstart test test-slow test-oldest lint format clean
+.PHONY: quickstart test test-slow test-oldest bench lint format clean
 
 quickstart: .venv/study
 	$(BIN)/normjax run configs/level_side_route.yaml --force
 
 test: .venv/dev $(if $(TORCH),.venv/torch)
-	$(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
 
 test-slow: .venv/dev $(if $(TORCH),.venv/torch)
 	$(BIN)/python -m pytest -n 2 -m slow $(ARGS)
@@ -21,7 +21,11 @@ test-slow: .venv/dev $(if $(TORCH),.venv/torch)
 test-oldest: .venv-oldest/made
 	.venv-oldest/bin/python -m pytest -n 2 -m "not slow" -o filterwarnings=default \
 	  tests/operators tests/test_standardize_transforms.py tests/test_residuals.py \
-	  tests/test_jacobian.py tests/test_spec.py tests/test_linen.py tests/test_nnx.py
+	  tests/test_devices.py tests/test_spec.py tests/test_linen.py tests/test_nnx.py
+
+# Ratios to named peers, never asserted: a machine is as fast as its neighbours let it.
+bench: .venv/dev
+	cd tests/benchmarks && ../../$(BIN)/python devices.py
 
 lint: .venv/dev
 	$(BIN)/ruff check .

@@ -10,17 +10,16 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import jax
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from normjax.family import FAMILY, card, markdown
 from normjax.pattern import PatternError
-from normjax.presets import PRESETS
+from normjax.presets import PRESET_KEYS, PRESETS
 from normjax.records import suggest
 from normjax.spec import NormSpec
-from normjax.traits import diff, properties
+from normjax.terminal import out, show_checks, show_plan, show_verdicts, table, words
+from normjax.traits import diff
 
 app = typer.Typer(
     add_completion=False,
@@ -33,8 +32,6 @@ EXTRAS = {
     "pydantic", "pydantic_core", "ruamel", "polars", "matplotlib", "jinja2", "mlxtend",
     "sklearn",
 }  # fmt: skip
-# Markup would take the brackets of a pattern for a style.
-out = Console(markup=False, highlight=False)
 
 SpecText = Annotated[
     str, typer.Argument(help="A preset, or a pattern like 'b [h w] c'.")
@@ -76,14 +73,14 @@ def run_study(
         raise InputError("--resume and --force exclude each other")
     options: dict[str, Any] = {"overrides": set_ or (), "seeds": seeds, "smoke": smoke}
     if plan:
-        _show_plan(study.make_plan(config, **options))
+        show_plan(study.make_plan(config, **options))
         return
     mode = "resume" if resume else "force" if force else "new"
     results, analysis = study.run(
         config, out=out_, mode=mode, progress=sys.stderr.isatty(), **options
     )
     page = report.write(results.folder)
-    _show_verdicts(results, analysis)
+    show_verdicts(results, analysis)
     out.print(f"page: {page}", soft_wrap=True)
     if not analysis.held:
         raise typer.Exit(1)
@@ -99,27 +96,35 @@ def write_report(
 
 
 @app.command("spec")
-def show_card(layer: SpecText, set_: SetOption = None) -> None:
+def show_card(
+    layer: Annotated[
+        str | None,
+        typer.Argument(help="A member of the family, or a pattern like 'b [h w] c'."),
+    ] = None,
+    set_: SetOption = None,
+    whole: Annotated[
+        bool, typer.Option("--markdown", help="The whole family, as the README has it.")
+    ] = False,
+) -> None:
     """Show a layer's card: what it computes, couples, stores, when it degenerates."""
-    declared = resolve(layer, set_ or [])
-    found = properties(declared)
-    table = _table("", "")
-    table.show_header = False
-    out.print(repr(declared), style="bold")
-    rows: list[tuple[str, str]] = [
-        ("formula", found.formula),
-        ("statistics", found.statistics),
-        ("removes", ", ".join(found.removes) or "nothing"),
-        ("couples examples", "yes" if found.couples_examples else "no"),
-        ("parameters", ", ".join(found.parameters) or "none"),
-        ("stores", ", ".join(found.stores) or "nothing"),
-        ("training", _training(found.train_differs)),
-        ("Jacobian", "symmetric" if found.symmetric_jacobian else "not symmetric"),
-    ]
-    rows += [("degenerates", text) for text in found.degenerate]
-    for name, value in rows:
-        table.add_row(name, value)
-    out.print(table)
+    if whole:
+        out.print(markdown(), soft_wrap=True)
+        return
+    if layer is None:
+        raise typer.BadParameter("name a layer, or say --markdown", param_hint="LAYER")
+    member = None if set_ else FAMILY.get(layer)
+    declared: Any = None if member is None else member.layer
+    if declared is None or isinstance(declared, NormSpec):
+        declared = resolve(layer, set_ or [])
+    title = repr(declared)
+    if member is not None and callable(declared):
+        title = member.call
+    out.print(title, style="bold")
+    shown = table("", "")
+    shown.show_header = False
+    for name, value in card(declared, member) + _notes(layer):
+        shown.add_row(name, value)
+    out.print(shown)
 
 
 @app.command("diff")
@@ -139,11 +144,11 @@ def show_diff(
     if not found:
         out.print("no difference")
         return
-    table = _table("property", first, second, "")
+    rows = table("property", first, second, "")
     for item in found:
         kind = "declared" if item.declared else "follows"
-        table.add_row(item.name, _text(item.first), _text(item.second), kind)
-    out.print(table)
+        rows.add_row(item.name, words(item.first), words(item.second), kind)
+    out.print(rows)
 
 
 @app.command("verify")
@@ -152,26 +157,34 @@ def run_checks(
         list[str] | None, typer.Argument(help="Presets or patterns; none: the facts.")
     ] = None,
     set_: SetOption = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Write results that --against compares with.")
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="Compare with a file of --save: another device or version."),
+    ] = None,
 ) -> None:
-    """Check the closed forms against independent oracles."""
+    """Check the closed forms against independent oracles, or a stored file."""
     from normjax import verify as evidence
 
     checks: list[Any] = []
-    if not specs:
-        checks += evidence.check_facts()
-    for layer in specs or []:
-        checks += evidence.check_spec(resolve(layer, set_ or []))
-    table = _table("", "fact", "on", "measured", "predicted", "error", "tolerance")
-    for check in checks:
-        mark = Text("held", "green") if check.ok else Text("failed", "bold red")
-        numbers = (f"{check.error:.1e}", f"{check.tolerance:.1e}")
-        table.add_row(
-            mark, check.name, check.subject, check.measured, check.predicted, *numbers
-        )
-    out.print(table)
-    failed = sum(not check.ok for check in checks)
-    out.print(f"{len(checks) - failed} of {len(checks)} held on {_device()}")
-    if failed:
+    if save is None and against is None:
+        checks += evidence.check_facts() if not specs else []
+        for layer in specs or []:
+            checks += evidence.check_spec(resolve(layer, set_ or []))
+    if against is not None:
+        try:
+            checks += evidence.against(against)
+        except ValueError as error:
+            raise InputError(str(error)) from None
+    if save is not None:
+        layers = [resolve(layer, set_ or []) for layer in specs or []]
+        count = evidence.save(save, layers or None)
+        out.print(f"{count} results in {save}")
+    if checks:
+        show_checks(checks)
+    if not all(check.ok for check in checks):
         raise typer.Exit(1)
 
 
@@ -179,8 +192,8 @@ def resolve(layer: str, changes: list[str]) -> NormSpec:
     """A spec from what a user typed.
 
     Args:
-        layer: a preset, or a pattern.
-        changes: ``field=value``.
+        layer: a preset, a pattern, or a layer of another library.
+        changes: ``field=value``; of another library's layer also its own arguments.
 
     Returns:
         The spec.
@@ -198,23 +211,51 @@ def resolve(layer: str, changes: list[str]) -> NormSpec:
         if not equals:
             raise InputError(f"--set got {text!r}, expected FIELD=VALUE")
         values[name.strip()] = _value(value.strip())
-    own = {
-        k: values.pop(k)
-        for k in ("groups", "ghosts", "axes", "channels")
-        if k in values
-    }
+    own = {k: values.pop(k) for k in PRESET_KEYS if k in values}
     try:
         if layer in PRESETS:
             base = PRESETS[layer](**own)
+        elif layer in FAMILY and not own:
+            base = FAMILY[layer].layer
+            if not isinstance(base, NormSpec):
+                call = FAMILY[layer].call
+                raise InputError(f"{layer} is no NormSpec, but {call}: it has a card")
+        elif _dotted(layer):
+            values |= own
+            base = _convention(layer, values)
         elif any(letter in layer for letter in "[]() .") and not own:
             base = NormSpec(layer)
         else:
-            raise InputError(f"there is no preset {layer!r}{suggest(layer, PRESETS)}")
+            known = PRESETS if own else FAMILY
+            raise InputError(f"there is no preset {layer!r}{suggest(layer, known)}")
         return NormSpec.from_dict(base.replace(**values).to_dict())
     except PatternError as error:
         raise InputError(f"pattern: {error}") from None
     except (TypeError, ValueError) as error:
         raise InputError(str(error)) from None
+
+
+def _dotted(layer: str) -> bool:
+    """Whether it is written like torch.nn.LayerNorm, which is no pattern."""
+    return "." in layer and layer.replace(".", "").isidentifier()
+
+
+def _convention(layer: str, values: dict[str, Any]) -> NormSpec:
+    """Another library's layer; takes its own arguments out of the values."""
+    from normjax import interop
+
+    own = {k: values.pop(k) for k in interop.arguments(layer) if k in values}
+    return interop.convention(layer, **own)
+
+
+def _notes(layer: str) -> list[tuple[str, str]]:
+    """What a card adds for another library's layer."""
+    if not _dotted(layer):
+        return []
+    from normjax import interop
+
+    known = interop.CONVENTIONS[layer]
+    return [("source", known.source), *(("note", text) for text in known.notes)]
 
 
 def main() -> None:
@@ -267,71 +308,3 @@ def _shape(text: str) -> tuple[int, ...]:
         raise InputError(
             f"--shape got {text!r}, expected numbers like 8,5,16"
         ) from None
-
-
-def _table(*headers: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for header in headers:
-        table.add_column(header, overflow="fold")
-    return table
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, tuple):
-        return "; ".join(map(str, value)) or "none"
-    return str(value)
-
-
-def _training(differs: bool) -> str:
-    return "differs from inference" if differs else "the same function as inference"
-
-
-def _device() -> str:
-    device = jax.devices()[0]
-    return f"jax {jax.__version__}, {device.platform} ({device.device_kind})"
-
-
-def _show_plan(plan: Any) -> None:
-    """Arms, what each changes, and how much there is to do."""
-    table = _table("arm", "is", "with", "role")
-    for arm in plan.arms.values():
-        changes = ", ".join(f"{c.name}: {c.before} → {c.after}" for c in arm.changes)
-        table.add_row(arm.name, arm.parent or "", changes, arm.role)
-    out.print(table)
-    seeds = plan.study.seeds
-    count = "no seeds" if seeds is None else f"{seeds.count} seeds"
-    out.print(
-        f"{len(plan.arms)} arms, {count}, {len(plan.blocks)} blocks, "
-        f"{len(plan.study.hypotheses)} hypotheses"
-    )
-
-
-def _show_verdicts(results: Any, analysis: Any) -> None:
-    """The verdicts, and what did not hold."""
-    out.print(results.plan["question"], style="bold")
-    table = _table("", "hypothesis", "verdict", "difference", "95 % interval")
-    for verdict in analysis.verdicts:
-        paired = verdict.paired
-        interval = mean = "no interval"
-        if paired.low is not None:
-            mean = f"{paired.mean:.3f}"
-            interval = f"[{paired.low:.3f}, {paired.high:.3f}]"
-        table.add_row(verdict.id, verdict.statement, verdict.verdict, mean, interval)
-    if analysis.verdicts:
-        out.print(table)
-    for agreement in analysis.agreements:
-        error = agreement.error
-        found = "is not finite" if error is None else f"within {error:.1e}"
-        out.print(f"{agreement.arm}: {agreement.metric} and its closed form: {found}")
-    for arm, count in analysis.diverged.items():
-        if count:
-            out.print(f"{arm}: {count} seeds diverged")
-    for check in analysis.manipulations:
-        if not check.ok:
-            out.print(
-                f"{check.arm}: manipulation check failed: {check.name}, predicted "
-                f"{check.predicted}, measured {check.measured}",
-                style="red",
-            )

@@ -3,6 +3,10 @@
 from normjax.verify.checks import check_jacobian as check_jacobian
 from normjax.verify.facts import check_facts as check_facts
 from normjax.verify.laws import check_laws as check_laws
+from normjax.verify.precision import PrecisionBound as PrecisionBound
+from normjax.verify.precision import precision_bound as precision_bound
+from normjax.verify.stored import against as against
+from normjax.verify.stored import save as save
 from normjax.verify.suite import check_spec as check_spec
 from normjax.verify.tolerance import Check as Check
 from normjax.verify.tolerance import normwise as normwise
