@@ -40,10 +40,19 @@ def eigenvalues(operator: LinearOperator) -> Array:
 
 @singledispatch
 def singular_values(operator: LinearOperator) -> Array:
-    """Singular values in closed form, descending: those of a symmetric map are |λ|.
+    """Singular values in O(n), descending.
+
+    ``GroupedLowRank``: |λ| where the map is symmetric. Otherwise, with Q an orthonormal
+    basis of what the k columns of U and of V span, gain times
+
+        1, ..., 1 and the singular values of I − (QᵀU)(VᵀQ), at most 2k numbers
+
+    never through a Gram matrix, whose square root floors at √u. The absolute error is
+    about 8 u gain. In the shape of the mapped axes followed by n; entries outside have
+    their own gain. ``Diagonal``: its absolute values, flat.
 
     Raises:
-        ValueError: where the map is not known to be symmetric.
+        ValueError: where only the numerical form exists.
 
     Example:
         >>> import jax.numpy as jnp, normjax as nj
@@ -69,31 +78,38 @@ def _(operator: Diagonal) -> Array:
 
 @singular_values.register
 def _(operator: GroupedLowRank) -> Array:
-    if not operator.symmetric:
-        raise ValueError(
-            "this map is not known to be symmetric, so its singular values are not the "
-            f"absolute eigenvalues: {_NUMERICAL.format('svd')}"
-        )
-    return jnp.sort(jnp.abs(eigenvalues(operator)), descending=True)
+    if operator.symmetric or not operator.u:
+        return jnp.sort(jnp.abs(eigenvalues(operator)), descending=True)
+    inside = _rows(operator, _inside(operator))
+    gain = jnp.abs(_rows(operator, operator.gain))
+    n, k = inside.shape[-1], len(operator.u)
+    columns = jnp.stack([_rows(operator, c) for c in (*operator.u, *operator.v)], -1)
+    narrow = jnp.finfo(columns.dtype).bits < 32  # LAPACK takes no less
+    wide = jnp.dtype(jnp.float32) if narrow else columns.dtype
+    size = jnp.linalg.norm(columns.astype(wide), axis=-2, keepdims=True)
+    unit = columns.astype(wide) / jnp.where(size > 0, size, 1)
+    q = jnp.linalg.qr(unit)[0]
+    seen = jnp.matrix_transpose(q) @ unit * size
+    middle = seen[..., :k] @ jnp.matrix_transpose(seen[..., k:])
+    identity = jnp.broadcast_to(jnp.eye(q.shape[-1], dtype=wide), middle.shape)
+    few = jnp.linalg.svd(identity - middle, compute_uv=False)
+    ones = jnp.ones((*few.shape[:-1], n - few.shape[-1]), wide)
+    found = jnp.concatenate([few, ones], -1).astype(gain.dtype)
+    # Entries outside are ones here: of the basis, where it is larger than the group.
+    order = jnp.argsort(jnp.abs(found - 1), axis=-1)
+    found = gain * jnp.take_along_axis(found, order, axis=-1)
+    missing = (~inside).sum(-1, keepdims=True)
+    place = jnp.arange(n).reshape((1,) * (found.ndim - 1) + (n,))
+    found = jnp.where(place < missing, abs(operator.outside_gain), found)
+    return jnp.sort(found, descending=True)
 
 
 @eigenvalues.register
 def _(operator: GroupedLowRank) -> Array:
-    axes, ndim = operator.axes, len(operator.view)
-    order = [axis for axis in range(ndim) if axis not in axes] + list(axes)
-    n = prod(operator.view[axis] for axis in axes)
-
-    def rows(array: Array) -> Array:
-        full = jnp.transpose(jnp.broadcast_to(array, operator.view), order)
-        return full.reshape(*full.shape[: ndim - len(axes)], n)
-
-    inside = jnp.ones(operator.view, bool)
-    if operator.outside is not None:
-        inside = ~jnp.broadcast_to(operator.outside, operator.view)
-    inside = rows(inside)
-    gain = rows(operator.gain)
+    inside = _rows(operator, _inside(operator))
+    gain = _rows(operator, operator.gain)
     special = [
-        rows(value * operator.gain.astype(value.dtype))
+        _rows(operator, value * operator.gain.astype(value.dtype))
         for value in _core_eigenvalues(operator)
     ]
     values = gain.astype(special[0].dtype if special else gain.dtype)
@@ -102,6 +118,21 @@ def _(operator: GroupedLowRank) -> Array:
         values = jnp.where(place == j, value, values)
     values = jnp.where(inside, values, operator.outside_gain)
     return jnp.sort(values, axis=-1) if operator.triangular else values
+
+
+def _rows(operator: GroupedLowRank, array: Array) -> Array:
+    """One row for each group, in the shape of the mapped axes followed by n."""
+    axes, ndim = operator.axes, len(operator.view)
+    order = [axis for axis in range(ndim) if axis not in axes] + list(axes)
+    full = jnp.transpose(jnp.broadcast_to(array, operator.view), order)
+    n = prod(operator.view[axis] for axis in axes)
+    return full.reshape(*full.shape[: ndim - len(axes)], n)
+
+
+def _inside(operator: GroupedLowRank) -> Array:
+    if operator.outside is None:
+        return jnp.ones(operator.view, bool)
+    return ~jnp.broadcast_to(operator.outside, operator.view)
 
 
 def _core_eigenvalues(operator: GroupedLowRank) -> list[Array]:

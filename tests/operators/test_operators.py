@@ -249,11 +249,23 @@ def test_eigenvalues_of_low_rank(columns: int, outside: bool):
     assert nj.eigenvalues(operator).dtype == kind
 
 
+@pytest.mark.parametrize("columns", [0, 1, 2])
+@pytest.mark.parametrize("outside", [False, True])
+def test_singular_values_of_low_rank(columns: int, outside: bool):
+    """Any two columns, with entries outside, against LAPACK on the dense matrix."""
+    operator = low_rank(0, columns, outside=outside, gain=1.5)
+    matrix = low_rank_matrix(operator)
+    found = np.asarray(nj.singular_values(operator))
+    assert found.shape == (2, 12)
+    for group in range(2):
+        block = matrix[12 * group : 12 * group + 12, 12 * group : 12 * group + 12]
+        right = np.linalg.svd(block, compute_uv=False)
+        assert np.abs(found[group] - right).max() <= BOUND * right[0]
+
+
 def test_refusals():
     product = Product(Diagonal(jnp.ones(2)), Diagonal(jnp.ones(2)))
     with pytest.raises(ValueError, match="Product has no closed-form eigenvalues"):
         nj.eigenvalues(product)
     with pytest.raises(ValueError, match="Product has no closed-form singular values"):
         nj.singular_values(product)
-    with pytest.raises(ValueError, match="not known to be symmetric"):
-        nj.singular_values(low_rank(0, 1, outside=False))
