@@ -107,9 +107,11 @@ def _load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
             arrays = dict(file)
         about = json.loads(str(arrays.pop("about")))
         version = about["format"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except FileNotFoundError:
+        raise ValueError(f"{path}: there is no such file") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(
-            f"{path} is no file of 'normjax verify --save': {error}"
+            f"{path} is no file of 'normjax verify --save': write one with it"
         ) from None
     if version != FORMAT:
         raise ValueError(

@@ -95,7 +95,8 @@ def test_what_is_no_such_file_is_one_line(file: Path, tmp_path: Path, kind: str)
             arrays["about"] = np.array(json.dumps(about))
 
         edited(file, path, change)
-    message = "has format 0, expected 1" if kind == "format" else "is no file of"
+    messages = {"format": "has format 0, expected 1", "missing": "is no such file"}
+    message = messages.get(kind, "is no file of")
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         against(path)
     assert "\n" not in str(caught.value)
