@@ -35,7 +35,14 @@ def failed(checks) -> set[str]:
     return {check.name for check in checks if not check.ok}
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param("float64", marks=pytest.mark.slow),  # test_standardize is float64
+        "float32",
+        "bfloat16",
+    ],
+)
 @pytest.mark.parametrize("spec", VARIANTS.values(), ids=VARIANTS)
 def test_laws_hold(spec, dtype):
     assert not failed(check_laws(spec, dtype=dtype))
