@@ -21,7 +21,7 @@ test-slow: .venv/dev $(if $(TORCH),.venv/torch)
 test-oldest: .venv-oldest/made
 	.venv-oldest/bin/python -m pytest -n 2 -m "not slow" -o filterwarnings=default \
 	  tests/operators tests/test_standardize_transforms.py tests/test_residuals.py \
-	  tests/test_devices.py tests/test_spec.py tests/test_linen.py tests/test_nnx.py
+	  tests/test_devices.py tests/test_devices_state.py tests/test_spec.py tests/test_linen.py tests/test_nnx.py
 
 # Ratios to named peers, never asserted: a machine is as fast as its neighbours let it.
 bench: .venv/dev

@@ -11,7 +11,7 @@ from jax import Array
 
 from normjax.arguments import Params, prepare
 from normjax.factors import factors
-from normjax.jacobian import outside_rows
+from normjax.jacobian import check_one_device, outside_rows
 from normjax.layout import Layout
 from normjax.spec import NormSpec
 from normjax.statistics import Moments, Statistics, divide_or_zero, total
@@ -60,6 +60,7 @@ def influence(
             f"'{spec.pattern}' on shape {layout.shape} has no example axis: "
             f"example={spec.example!r}"
         )
+    check_one_device(program)
     found = factors(program, inputs)
     outside = outside_rows(program, inputs)
     scale = jnp.ones_like(found.gain) if inputs.scale is None else inputs.scale

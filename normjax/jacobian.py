@@ -88,6 +88,7 @@ def input_jacobian(
         [ 0.26833 -0.35777 -0.08944  0.17888]
     """
     layout, program, inputs = prepare(spec, x, params, mask, moments, reference)
+    check_one_device(program)
     found = factors(program, inputs)
     u, v, core = _columns(program, found)
     outside = outside_rows(program, inputs)
@@ -117,6 +118,19 @@ def input_jacobian(
         scale = jnp.where(outside, 1, scale)
     values = jnp.broadcast_to(scale, layout.view_shape).reshape(layout.shape)
     return Product(Diagonal(values), operator)
+
+
+def check_one_device(program: Program) -> None:
+    """Refuse a derivative that couples devices: one of them has only a block of it.
+
+    Raises:
+        ValueError: if the statistics are taken across named axes.
+    """
+    if program.own and program.spec.axis_names:
+        raise ValueError(
+            f"axis_names is {program.spec.axis_names!r}: this derivative couples "
+            "devices; ask for it on the whole batch, with axis_names=()"
+        )
 
 
 def _columns(program: Program, found: Factors):
@@ -204,6 +218,7 @@ def _per_group(
             "eigenvalues(input_jacobian(...))"
         )
     layout, program, inputs = prepare(spec, x, None, mask, moments, reference)
+    check_one_device(program)
     found = factors(program, inputs)
     empty = jnp.zeros(layout.keep_shape, found.c.dtype)
     found = found._replace(c=empty, a=empty, b=empty)

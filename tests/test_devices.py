@@ -10,18 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import FACTOR, unit_roundoff, wide
+from compare import FACTOR, wide
 from jax.sharding import NamedSharding, PartitionSpec
+from meshes import DEVICES, SPLIT, WHOLE, U, close, draw, named, needs_devices
+from meshes import mesh as mesh
 
 import normjax as nj
 
-pytestmark = [
-    pytest.mark.jax_defaults,
-    pytest.mark.skipif(jax.device_count() < 8, reason="needs 8 virtual devices"),
-]
-DEVICES = 8
-U = unit_roundoff(np.float32)
-SPLIT, WHOLE = PartitionSpec("i"), PartitionSpec()
+pytestmark = [pytest.mark.jax_defaults, needs_devices]
 SPECS = {
     "batch": nj.batch_norm(),
     "ddof": nj.batch_norm(ddof=1, epsilon_placement="outside_sqrt"),
@@ -36,21 +32,6 @@ SPECS = {
     "folded": nj.batch_norm(precision=nj.Precision(apply="folded")),
 }
 each = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-
-
-@pytest.fixture(scope="module")
-def mesh() -> jax.sharding.Mesh:
-    kind = (jax.sharding.AxisType.Auto,)
-    return jax.make_mesh((DEVICES,), ("i",), axis_types=kind)
-
-
-def draw(shape=(64, 6), offset: float = 0.0, seed: int = 0) -> jax.Array:
-    values = np.random.default_rng(seed).normal(size=shape) + offset
-    return jnp.asarray(values, jnp.float32)
-
-
-def named(spec: nj.NormSpec) -> nj.NormSpec:
-    return spec.replace(axis_names=("i",))
 
 
 def sharded(mesh, spec: nj.NormSpec, **passed: Any):
@@ -76,14 +57,6 @@ def lanes(spec: nj.NormSpec, params, x, **passed: Any):
 
     y = jax.vmap(run, axis_name="i")(split(x), jax.tree.map(split, passed))
     return y.reshape(x.shape)
-
-
-def close(found, expected, n: int, kappa: float = 1.0) -> None:
-    """Normwise, to 64 u (n + κ): the order of a sum is each machine's own."""
-    found, expected = wide(found), wide(expected)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        gap = np.linalg.norm(a - b)
-        assert gap <= FACTOR * U * (n + kappa) * max(np.linalg.norm(b), 1e-3), gap
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e4])
@@ -211,56 +184,6 @@ def test_two_axes_at_once():
     close(jax.jit(run)(x), expected, n=16, kappa=10.0)
 
 
-def test_running_statistics_are_those_of_one_device(mesh):
-    spec, x = nj.batch_norm(running=nj.Running(decay=0.9, ddof=1)), draw(offset=5.0)
-    state = nj.running.init(spec, x.shape)
-    expected = nj.running.update(spec, state, nj.moments(spec, x))
-
-    def step(state, x):
-        moments = nj.moments(named(spec), x)
-        return nj.running.update(named(spec), state, moments)
-
-    mapped = jax.shard_map(step, mesh=mesh, in_specs=(WHOLE, SPLIT), out_specs=WHOLE)
-    found = jax.jit(mapped)(state, x)
-    close((found.mean, found.variance), (expected.mean, expected.variance), n=64)
-    np.testing.assert_array_equal(found.count, expected.count)
-
-
-@pytest.mark.parametrize("kind", ["linen", "nnx"])
-def test_flax_layers(mesh, kind: str):
-    """Made on one device, used on eight; the state is the same everywhere."""
-    x, spec = draw(offset=5.0), nj.batch_norm()
-    one = nj.linen.Norm(spec, use_running_average=False)
-    variables = one.init(jax.random.key(0), x)
-    y, state = one.apply(variables, x, mutable=["batch_stats"])
-    if kind == "linen":
-        layer = nj.linen.Norm(named(spec), use_running_average=False)
-        assert jax.tree.structure(layer.init(jax.random.key(0), x)) == (
-            jax.tree.structure(variables)
-        )
-
-        step = partial(layer.apply, mutable=["batch_stats"])
-    else:
-        from flax import nnx
-
-        graph, variables = nnx.split(nj.nnx.Norm(named(spec), x.shape))
-
-        def graph_step(variables, x):
-            layer = nnx.merge(graph, variables)
-            y = layer(x)
-            kept = {n: getattr(layer, n).get_value() for n in ("mean", "var", "count")}
-            return y, {"batch_stats": kept}
-
-        step = graph_step
-
-    mapped = jax.shard_map(
-        step, mesh=mesh, in_specs=(WHOLE, SPLIT), out_specs=(SPLIT, WHOLE)
-    )
-    found, moved = jax.jit(mapped)(variables, x)
-    close(found, y, n=64, kappa=5.0)
-    close(moved, state, n=64)
-
-
 def collectives(compiled) -> list[str]:
     """Every collective of a compiled program, as its shape and kind."""
     kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
@@ -317,6 +240,18 @@ def test_given_statistics_need_no_axis():
     np.testing.assert_array_equal(
         found, nj.normalize(nj.batch_norm(), x, moments=given)
     )
+
+
+@pytest.mark.parametrize(
+    "call", [nj.input_jacobian, nj.spectrum, nj.influence, nj.stabilizer_share]
+)
+def test_a_derivative_across_devices_is_refused(call):
+    """One device has a block of it; given statistics couple nothing."""
+    spec, x = named(nj.batch_norm()), draw((2, 4, 3))
+    with pytest.raises(ValueError, match=r"couples devices; ask for it on the whole"):
+        jax.vmap(partial(call, spec), axis_name="i")(x)
+    given = nj.Statistics(jnp.zeros(3), jnp.ones(3))
+    call(spec, x[0], moments=given)
 
 
 @pytest.mark.parametrize("call", [nj.normalize, nj.moments])
