@@ -79,7 +79,8 @@ class Norm(nn.Module):
                 of a spec that stores none.
         """
         spec = self.spec if epsilon is None else self.spec.replace(epsilon=epsilon)
-        if self.is_initializing():  # outside of the transformation that names the axes
+        initializing = self.is_initializing()
+        if initializing:  # outside of the transformation that names the axes
             spec = spec.replace(axis_names=())
         params = {
             name: self.param(name, lambda _, value=value: value)
@@ -97,7 +98,6 @@ class Norm(nn.Module):
         stored = nn.merge_param(
             "use_running_average", self.use_running_average, use_running_average
         )
-        initializing = self.is_initializing()
         missing = [n for n in _STORED if not self.has_variable("batch_stats", n)]
         if missing and not initializing:
             raise ValueError(

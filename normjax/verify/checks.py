@@ -18,7 +18,7 @@ from normjax.jacobian import input_jacobian
 from normjax.layout import Layout
 from normjax.program import Inputs, Program
 from normjax.spec import NormSpec
-from normjax.statistics import Moments, Statistics
+from normjax.statistics import Moments, Statistics, at_least
 from normjax.verify.oracles import mpmath_jacobian, numpy_reference, reference
 from normjax.verify.tolerance import (
     Check,
@@ -111,6 +111,14 @@ def check_jacobian(
         return tuple(found)
 
 
+def neutral(spec: NormSpec, layout: Layout, dtype) -> Statistics | None:
+    """Mean 0 and variance 1 for a spec that needs a reference, None for others."""
+    if spec.statistics == "input":
+        return None
+    zeros = jnp.zeros(layout.mapped_shape, dtype)
+    return Statistics(zeros, zeros + 1)
+
+
 @dataclass(frozen=True)
 class Case:
     """One spec on one input, and what its tolerances depend on."""
@@ -141,6 +149,11 @@ class Case:
         return cls(layout, program, inputs, exact, spread.reshape(x.shape), kappa)
 
     @property
+    def accumulate(self) -> np.dtype:
+        """The dtype of the statistics."""
+        return at_least(self.inputs.x.dtype, self.program.spec.precision.accumulate)
+
+    @property
     def rounds_the_mean(self) -> bool:
         """Whether the value errs by κ u and more, which differences of it lose."""
         precision = self.program.spec.precision
@@ -159,7 +172,7 @@ class Case:
         x, n = self.inputs.x, self.layout.group_size
         one_pass = self.program.spec.precision.algorithm == "one_pass"
         kappa = self.kappa * (1 + self.kappa) if one_pass else self.kappa
-        accumulate = self.program.widen(x, self.inputs.numbers).dtype
+        accumulate = self.accumulate
         output = accumulate if name == "operator" else np.asarray(actual).dtype
         limit = rounding_tolerance(accumulate, n, kappa, output=output)
         if oracle == "central differences":

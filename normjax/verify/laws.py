@@ -18,8 +18,9 @@ from normjax.jacobian import spectrum
 from normjax.layout import Layout
 from normjax.pattern import ELLIPSIS
 from normjax.spec import NormSpec
-from normjax.statistics import Statistics, at_least, merge
+from normjax.statistics import at_least, merge
 from normjax.traits import Properties, properties
+from normjax.verify.checks import neutral
 from normjax.verify.oracles import numpy_divisor
 from normjax.verify.tolerance import Check, normwise, rounding_tolerance
 
@@ -107,10 +108,7 @@ class Subject:
         layout = bind(spec, shape)
         normal = np.random.default_rng(seed).normal(0.7, 1.5, shape)
         x = jnp.asarray(np.round(normal * 8) / 8, jnp.dtype(dtype))
-        given: dict[str, Any] = {}
-        if spec.statistics != "input":
-            zeros = jnp.zeros(layout.mapped_shape, x.dtype)
-            given = {"reference": Statistics(zeros, zeros + 1)}
+        given: dict[str, Any] = {"reference": neutral(spec, layout, x.dtype)}
         y = functional.normalize(spec, x, **given)
         return cls(spec, properties(spec), layout, x, given, y)
 

@@ -15,8 +15,7 @@ from normjax import functional
 from normjax.arguments import bind
 from normjax.presets import PRESETS
 from normjax.spec import NormSpec
-from normjax.statistics import Statistics
-from normjax.verify.checks import Case
+from normjax.verify.checks import Case, neutral
 from normjax.verify.laws import example_shape
 from normjax.verify.suite import DTYPES
 from normjax.verify.tolerance import Check, normwise, rounding_tolerance
@@ -125,19 +124,11 @@ def _rounded(values: np.ndarray, dtype: str) -> np.ndarray:
     return values.astype(jnp.dtype(dtype)).astype(np.float64)
 
 
-def _reference(spec: NormSpec, shape: tuple[int, ...], dtype) -> Statistics | None:
-    """Mean 0 and variance 1 for a blend and a renorm."""
-    if spec.statistics == "input":
-        return None
-    zeros = jnp.zeros(bind(spec, shape).mapped_shape, dtype)
-    return Statistics(zeros, zeros + 1)
-
-
 def _evaluate(spec: NormSpec, dtype: str, x, t, bar) -> dict[str, np.ndarray]:
     """y, J t and Jᵀ t̄ on the default device, as float64."""
     with jax.enable_x64(True):
         x, t, bar = (jnp.asarray(a, dtype) for a in (x, t, bar))
-        other = _reference(spec, x.shape, dtype)
+        other = neutral(spec, bind(spec, x.shape), dtype)
 
         def run(x):
             return functional.normalize(spec, x, reference=other)
@@ -160,11 +151,10 @@ def _compare(
     x, *directions = inputs
     with jax.enable_x64(True):
         narrow = jnp.asarray(x, dtype)
-        other = _reference(spec, x.shape, dtype)
+        other = neutral(spec, bind(spec, x.shape), dtype)
         case = Case.of(spec, narrow, None, None, other)
-        accumulate = case.program.widen(narrow, case.inputs.numbers).dtype
     n = case.layout.group_size
-    limit = 2 * rounding_tolerance(accumulate, n, case.kappa, output=dtype)
+    limit = 2 * rounding_tolerance(case.accumulate, n, case.kappa, output=dtype)
     spread = case.rows(case.spread).max(1)
     # J t may nearly vanish; its terms are of the size |t|/s.
     size = [np.linalg.norm(case.rows(d), axis=1) / spread for d in directions]
@@ -181,7 +171,7 @@ def _compare(
                 predicted="0",
                 error=error,
                 tolerance=min(0.5, limit),
-                reason=f"rounding in {accumulate} here and on {origin}",
+                reason=f"rounding in {case.accumulate} here and on {origin}",
             )
         )
     return found

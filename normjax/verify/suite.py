@@ -10,8 +10,7 @@ import numpy as np
 
 from normjax.arguments import bind
 from normjax.spec import NormSpec
-from normjax.statistics import Statistics
-from normjax.verify.checks import LARGEST, check_jacobian
+from normjax.verify.checks import LARGEST, check_jacobian, neutral
 from normjax.verify.laws import check_laws, example_shape
 from normjax.verify.tolerance import Check
 
@@ -53,10 +52,7 @@ def check_spec(spec: NormSpec, *, seed: int = 0) -> tuple[Check, ...]:
     found: list[Check] = []
     for dtype in DTYPES:
         with jax.enable_x64(True):
-            blend = None
-            if spec.statistics != "input":
-                zeros = jnp.zeros(bind(spec, shape).mapped_shape, dtype)
-                blend = Statistics(zeros, zeros + 1)
+            blend = neutral(spec, bind(spec, shape), dtype)
             for name, values in inputs.items():
                 x = jnp.asarray(values, dtype)
                 found += _named(check_jacobian(spec, x, blend_with=blend), name)
