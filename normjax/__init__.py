@@ -10,10 +10,7 @@ from normjax.functional import init as init
 from normjax.functional import init_dynamic_tanh as init_dynamic_tanh
 from normjax.functional import moments as moments
 from normjax.functional import normalize as normalize
-from normjax.jacobian import Spectrum as Spectrum
 from normjax.jacobian import input_jacobian as input_jacobian
-from normjax.jacobian import spectrum as spectrum
-from normjax.jacobian import stabilizer_share as stabilizer_share
 from normjax.operators import eigenvalues as eigenvalues
 from normjax.operators import singular_values as singular_values
 from normjax.presets import adaptive_instance_norm as adaptive_instance_norm
@@ -34,6 +31,11 @@ from normjax.spec import Affine as Affine
 from normjax.spec import NormSpec as NormSpec
 from normjax.spec import Precision as Precision
 from normjax.spec import Running as Running
+from normjax.spectra import Geometry as Geometry
+from normjax.spectra import Spectrum as Spectrum
+from normjax.spectra import geometry as geometry
+from normjax.spectra import spectrum as spectrum
+from normjax.spectra import stabilizer_share as stabilizer_share
 from normjax.statistics import Moments as Moments
 from normjax.statistics import Statistics as Statistics
 from normjax.traits import diff as diff

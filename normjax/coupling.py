@@ -11,7 +11,7 @@ from jax import Array
 
 from normjax.arguments import Params, prepare
 from normjax.factors import factors
-from normjax.jacobian import check_one_device, outside_rows
+from normjax.jacobian import outside_rows
 from normjax.layout import Layout
 from normjax.spec import NormSpec
 from normjax.statistics import Moments, Statistics, divide_or_zero, total
@@ -60,7 +60,11 @@ def influence(
             f"'{spec.pattern}' on shape {layout.shape} has no example axis: "
             f"example={spec.example!r}"
         )
-    check_one_device(program)
+    if program.own and spec.axis_names:
+        raise ValueError(
+            f"axis_names is {spec.axis_names!r}: influence couples devices; ask for it "
+            "on the whole batch, with axis_names=()"
+        )
     found = factors(program, inputs)
     outside = outside_rows(program, inputs)
     scale = jnp.ones_like(found.gain) if inputs.scale is None else inputs.scale

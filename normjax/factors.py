@@ -38,6 +38,8 @@ class Factors(NamedTuple):
         core: I₂ − VᵀU by rows: (1 − aᵀ1, −aᵀc, −bᵀ1, 1 − bᵀc), each in closed form,
             never by the subtraction, which float32 loses.
         count: N.
+        inv: 1/s, in units of 1/unit.
+        slope: S′(σ²)/s, in units of 1/unit².
     """
 
     gain: Array
@@ -46,6 +48,8 @@ class Factors(NamedTuple):
     b: Array
     core: tuple[Array, Array, Array, Array]
     count: Array
+    inv: Array
+    slope: Array
 
 
 def factors(program: Program, inputs: Inputs) -> Factors:
@@ -76,7 +80,8 @@ def factors(program: Program, inputs: Inputs) -> Factors:
     gain = _gain(program, numbers, inv)
     if own is None:
         zero, one = jnp.zeros_like(inv), jnp.ones_like(inv)
-        return Factors(gain, c, zero, zero, (one, zero, zero, one), zero)
+        core = (one, zero, zero, one)
+        return Factors(gain, c, zero, zero, core, zero, inv, slope * inv)
     about = deviation if program.about_mean else x
     strength = 2 * variance_share * slope * inv
     scale = divide_or_zero(jnp.ones_like(own.count), program.freedom(own.count))
@@ -90,7 +95,7 @@ def factors(program: Program, inputs: Inputs) -> Factors:
     if program.spec.center:
         radial = radial + b_one * (mean - gap)
     core = (1 - mean_share, mean_share * -gap, -b_one, radial)
-    return Factors(gain, c, a, b, core, own.count)
+    return Factors(gain, c, a, b, core, own.count, inv, slope * inv)
 
 
 def _gain(program: Program, numbers: Numbers, inv: Array) -> Array:

@@ -1,55 +1,24 @@
-"""Closed forms of ∂y/∂x as operators, and their spectra.
+"""Closed forms of the derivatives of y as operators.
 
-    J = (I − U Vᵀ)/s per group (``normjax.factors``), with eigenvalues
-    (1 − αₘ)/s on the common offset, ρ/s on the radial direction c, 1/s on the rest
-
-For the plain centred map with ε inside the root: 0, ε/s³ and 1/s.
+By the input J = (I − U Vᵀ)/s per group (``normjax.factors``); by scale, bias, ε and the
+statistics, entries that are repeated over the axes which share a number.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
+from normjax import functional
 from normjax.arguments import Params, prepare
 from normjax.factors import Factors, factors
 from normjax.layout import Layout
-from normjax.operators import Diagonal, GroupedLowRank, LinearOperator, Product
-from normjax.program import Inputs, Program
+from normjax.operators import Broadcast, Diagonal, GroupedLowRank, LinearOperator
+from normjax.program import Inputs, Program, finite_under_mask
 from normjax.spec import NormSpec
-from normjax.statistics import Moments, Statistics, counts
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Spectrum:
-    """The eigenvalues of ∂x̂/∂x, one set for each group (of its valid entries).
-
-    Attributes:
-        offset: on the common offset: 0 if the input's own mean is subtracted.
-        radial: on c = x − m̄: suppressed by ε.
-        tangential: 1/s on everything else.
-        count: number of valid entries N (the sum of the weights).
-        size: number of entries n of a group.
-        centered: whether something is subtracted.
-    """
-
-    offset: Array
-    radial: Array
-    tangential: Array
-    count: Array
-    size: int = field(metadata={"static": True})
-    centered: bool = field(metadata={"static": True})
-
-    @property
-    def multiplicities(self) -> tuple[int, int, int]:
-        """How often each occurs without a mask; under one the last is N − 2."""
-        if self.size == 1:
-            return (1, 0, 0) if self.centered else (0, 1, 0)
-        return (1, 1, self.size - 2)
+from normjax.statistics import Moments, Statistics
 
 
 def input_jacobian(
@@ -76,7 +45,8 @@ def input_jacobian(
 
     Returns:
         An operator on arrays of x's shape: ``J.mv(t)``, ``J.T.mv(t)``,
-        ``J.as_matrix()``.
+        ``J.as_matrix()``. With ``axis_names`` on one device's part of them: ``mv`` sums
+        over devices once, the matrix is refused.
 
     Raises:
         ValueError: as ``normalize``.
@@ -87,50 +57,238 @@ def input_jacobian(
         >>> print(J.as_matrix()[0].round(5))
         [ 0.26833 -0.35777 -0.08944  0.17888]
     """
-    layout, program, inputs = prepare(spec, x, params, mask, moments, reference)
-    check_one_device(program)
-    found = factors(program, inputs)
-    u, v, core = _columns(program, found)
-    outside = outside_rows(program, inputs)
+    found = _closed(spec, x, params, mask, moments, reference)
+    layout, program, inputs, factor, outside = found
+    u, v, core = _columns(program, factor)
     if outside is not None:
         u = tuple(jnp.where(outside, 0, column) for column in u)
-    scale, gain = inputs.scale, found.gain
+    scale, gain = inputs.scale, factor.gain
     if scale is not None and all(scale.shape[i] == 1 for i in layout.reduced):
         gain, scale = gain * scale, None  # constant within a group: still closed
-    inside = counts(layout.reduced, layout.view_shape, inputs.weights, gain.dtype)
     operator = GroupedLowRank(
         jnp.broadcast_to(gain, layout.keep_shape),
         u,
         v,
         core,
         outside,
-        inside,
         layout.shape,
         layout.view_shape,
         layout.reduced,
         outside_gain=1.0 if spec.masked_output == "passthrough" else 0.0,
         symmetric=_symmetric(program, inputs, outside),
         triangular=not (program.source == "blend" and len(u) == 2),
+        axis_names=spec.axis_names if u else (),
     )
     if scale is None:
         return operator
     if outside is not None:
         scale = jnp.where(outside, 1, scale)
     values = jnp.broadcast_to(scale, layout.view_shape).reshape(layout.shape)
-    return Product(Diagonal(values), operator)
+    return Diagonal(values) @ operator
 
 
-def check_one_device(program: Program) -> None:
-    """Refuse a derivative that couples devices: one of them has only a block of it.
+class StatisticsJacobian(NamedTuple):
+    """Maps from one number for each group to y: by the mean, and by the variance."""
+
+    mean: LinearOperator
+    variance: LinearOperator
+
+
+def statistics_jacobian(
+    spec: NormSpec,
+    x: Array,
+    params: Params | None = None,
+    *,
+    mask: Array | None = None,
+    moments: Moments | Statistics | None = None,
+    reference: Statistics | None = None,
+) -> StatisticsJacobian:
+    """∂y/∂m̄ = −scale/s and ∂y/∂σ² = −scale · x̂ S′(σ²)/s, x held fixed.
+
+    By the mean that is subtracted and the variance that is divided by (the mean square
+    for ``rms``, the sum of squares for ``l2``), whoever computed them.
+
+    Args:
+        spec: the layer.
+        x: the input.
+        params: from ``init``; None leaves the affine part out.
+        mask: as for ``normalize``.
+        moments: as for ``normalize``.
+        reference: as for ``normalize``.
+
+    Returns:
+        Two operators from the shape of the mapped axes to x's; that by the mean is 0
+        where nothing is subtracted, that by the variance where nothing is divided.
 
     Raises:
-        ValueError: if the statistics are taken across named axes.
+        ValueError: as ``normalize``.
+
+    Example:
+        >>> import jax.numpy as jnp, normjax as nj
+        >>> x = jnp.array([[0.0, 2.0], [3.0, 3.0]])
+        >>> J = nj.jacobian.statistics_jacobian(nj.layer_norm(epsilon=1.0), x)
+        >>> print(J.mean.mv(jnp.ones(2)).round(4)[0], J.mean.shape, J.mean.out_shape)
+        [-0.7071 -0.7071] (2,) (2, 2)
     """
-    if program.own and program.spec.axis_names:
+    found = _closed(spec, x, params, mask, moments, reference)
+    factor, unit = found.factors, found.inputs.numbers.unit
+    moved = -factor.gain if spec.center else jnp.zeros_like(factor.gain)
+    slope = -factor.c * factor.gain * factor.slope * unit
+    layout = found.layout
+    place = layout.mapped_shape, layout.keep_shape
+    return StatisticsJacobian(found.row(moved, *place), found.row(slope, *place))
+
+
+def epsilon_jacobian(
+    spec: NormSpec,
+    x: Array,
+    params: Params | None = None,
+    *,
+    mask: Array | None = None,
+    moments: Moments | Statistics | None = None,
+    reference: Statistics | None = None,
+) -> LinearOperator:
+    """∂y/∂ε = −scale · x̂ (∂s/∂ε)/s.
+
+    x̂/(2 s²) inside the root, x̂/s outside; the same for a floor on the variance and on
+    the standard deviation where it divides, else 0.
+
+    Args:
+        spec: the layer.
+        x: the input.
+        params: from ``init``; None leaves the affine part out.
+        mask: as for ``normalize``.
+        moments: as for ``normalize``.
+        reference: as for ``normalize``.
+
+    Returns:
+        An operator from one number to x's shape.
+
+    Raises:
+        ValueError: as ``normalize``.
+
+    Example:
+        >>> import jax.numpy as jnp, normjax as nj
+        >>> x = jnp.array([[0.0, 2.0]])
+        >>> J = nj.jacobian.epsilon_jacobian(nj.layer_norm(epsilon=1.0), x)
+        >>> print(J.mv(1.0).round(4))  # ±1/(2·2^(3/2))
+        [[ 0.1768 -0.1768]]
+    """
+    found = _closed(spec, x, params, mask, moments, reference)
+    factor, unit, inv = found.factors, found.inputs.numbers.unit, found.factors.inv
+    squared = spec.epsilon_placement in ("inside_sqrt", "floor_var")
+    rate = inv * inv * unit / 2 if squared else inv  # of ε in units, over one unit
+    if spec.divide == "none":
+        rate = jnp.zeros_like(inv)
+    elif spec.epsilon_placement.startswith("floor"):
+        rate = jnp.where(factor.slope == 0, rate, 0)  # S′ = 0 where the floor divides
+    return found.row(-factor.c * factor.gain * rate, (), (1,) * factor.c.ndim)
+
+
+def scale_jacobian(
+    spec: NormSpec,
+    x: Array,
+    *,
+    mask: Array | None = None,
+    moments: Moments | Statistics | None = None,
+    reference: Statistics | None = None,
+) -> LinearOperator:
+    """∂y/∂scale: t ↦ x̂ · t, and the sum of x̂ · t over what shares a number back.
+
+    Args:
+        spec: the layer, with a scale.
+        x: the input.
+        mask: as for ``normalize``.
+        moments: as for ``normalize``.
+        reference: as for ``normalize``.
+
+    Returns:
+        An operator from the shape of ``params["scale"]`` to x's.
+
+    Raises:
+        ValueError: if the spec has no scale, and as ``normalize``.
+
+    Example:
+        >>> import jax.numpy as jnp, normjax as nj
+        >>> x = jnp.array([[0.0, 2.0], [2.0, 0.0]])
+        >>> J = nj.jacobian.scale_jacobian(nj.layer_norm(), x)
+        >>> print(J.T.mv(x).round(4))
+        [2. 2.]
+    """
+    found = _closed(spec, x, None, mask, moments, reference)
+    bare = spec.replace(affine=None, masked_output="keep")
+    wide = found.factors.c.dtype
+    bare = bare.replace(**{"precision.output": str(wide)})
+    given = {"mask": mask, "moments": moments, "reference": reference}
+    x_hat = functional.normalize(bare, x, **given).reshape(found.layout.view_shape)
+    x_hat = finite_under_mask(found.inputs.weights, x_hat)
+    return found.row(x_hat, *_parameter(spec, found.layout, "scale"))
+
+
+def bias_jacobian(
+    spec: NormSpec, x: Array, *, mask: Array | None = None
+) -> LinearOperator:
+    """∂y/∂bias: every number is repeated over the entries that share it.
+
+    Args:
+        spec: the layer, with a bias.
+        x: the input; only its shape and dtype matter.
+        mask: as for ``normalize``; masked rows are 0 unless they are kept.
+
+    Returns:
+        An operator from the shape of ``params["bias"]`` to x's.
+
+    Raises:
+        ValueError: if the spec has no bias, and as ``normalize``.
+
+    Example:
+        >>> import jax.numpy as jnp, normjax as nj
+        >>> J = nj.jacobian.bias_jacobian(nj.layer_norm(), jnp.zeros((4, 2)))
+        >>> J.T.mv(jnp.ones((4, 2))).tolist()
+        [4.0, 4.0]
+    """
+    spec_alone = spec.replace(statistics="input", axis_names=())
+    found = _closed(spec_alone, x, None, mask, None, None)
+    ones = jnp.ones_like(found.factors.gain)
+    return found.row(ones, *_parameter(spec, found.layout, "bias"))
+
+
+class _Closed(NamedTuple):
+    """What every derivative is read from."""
+
+    layout: Layout
+    program: Program
+    inputs: Inputs
+    factors: Factors
+    outside: Array | None
+
+    def row(self, values: Array, shape, view) -> Broadcast:
+        """scale · values on t of ``shape``, 0 in masked rows that are not kept."""
+        if self.inputs.scale is not None:
+            values = values * self.inputs.scale
+        if self.outside is not None:
+            values = jnp.where(self.outside, 0, values)
+        layout = self.layout
+        return Broadcast(values, shape, view, layout.view_shape, layout.shape)
+
+
+def _closed(spec: NormSpec, x: Array, *given) -> _Closed:
+    layout, program, inputs = prepare(spec, x, *given)
+    found = factors(program, inputs)
+    return _Closed(layout, program, inputs, found, outside_rows(program, inputs))
+
+
+def _parameter(spec: NormSpec, layout: Layout, name: str):
+    """The stored shape of a parameter, and the one that broadcasts to the view.
+
+    Raises:
+        ValueError: if the spec does not have it.
+    """
+    if spec.affine is None or not getattr(spec.affine, name):
         raise ValueError(
-            f"axis_names is {program.spec.axis_names!r}: this derivative couples "
-            "devices; ask for it on the whole batch, with axis_names=()"
+            f"affine is {spec.affine!r}: this layer has no {name} to differentiate by"
         )
+    return layout.parameter(spec.affine.axes)
 
 
 def _columns(program: Program, found: Factors):
@@ -164,102 +322,3 @@ def _symmetric(program: Program, inputs: Inputs, outside: Array | None) -> bool:
     own_mean = program.source == "input" or not spec.center
     parallel = spec.center == program.about_mean and own_mean
     return equal and (parallel or no_variance)
-
-
-def spectrum(
-    spec: NormSpec,
-    x: Array,
-    *,
-    mask: Array | None = None,
-    moments: Moments | Statistics | None = None,
-    reference: Statistics | None = None,
-) -> Spectrum:
-    """The eigenvalues of ∂x̂/∂x in O(n), without the affine part.
-
-    Args:
-        spec: the layer.
-        x: the input.
-        mask: as for ``normalize``.
-        moments: as for ``normalize``.
-        reference: as for ``normalize``.
-
-    Returns:
-        A ``Spectrum`` whose arrays have the shape of the mapped axes.
-
-    Raises:
-        ValueError: as ``normalize``, and for ``statistics="blend"``, whose eigenvalues
-            are those of ``input_jacobian``.
-
-    Example:
-        >>> import jax, jax.numpy as jnp, normjax as nj
-        >>> xs = jnp.array([[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]])
-        >>> many = jax.vmap(lambda x: nj.spectrum(nj.layer_norm(epsilon=1.0), x))(xs)
-        >>> print(many.tangential.round(4), many.multiplicities)
-        [0.7746 0.1216] (1, 1, 1)
-    """
-    layout, found, count = _per_group(spec, x, mask, moments, reference)
-    return Spectrum(
-        found.core[0] * found.gain,
-        found.core[3] * found.gain,
-        found.gain,
-        count,
-        size=layout.group_size,
-        centered=spec.center,
-    )
-
-
-def _per_group(
-    spec: NormSpec, x: Array, mask, moments, reference
-) -> tuple[Layout, Factors, Array]:
-    """Factors without the activations, and N, in the shape of the mapped axes."""
-    if spec.statistics == "blend" and moments is None:
-        raise ValueError(
-            "a blend has no fixed offset and radial direction: use "
-            "eigenvalues(input_jacobian(...))"
-        )
-    layout, program, inputs = prepare(spec, x, None, mask, moments, reference)
-    check_one_device(program)
-    found = factors(program, inputs)
-    empty = jnp.zeros(layout.keep_shape, found.c.dtype)
-    found = found._replace(c=empty, a=empty, b=empty)
-    count = counts(layout.reduced, layout.view_shape, inputs.weights, empty.dtype)
-
-    def per_group(array: Array) -> Array:
-        return jnp.broadcast_to(array, layout.keep_shape).reshape(layout.mapped_shape)
-
-    return layout, jax.tree.map(per_group, found), per_group(count)
-
-
-def stabilizer_share(
-    spec: NormSpec,
-    x: Array,
-    *,
-    mask: Array | None = None,
-    moments: Moments | Statistics | None = None,
-    reference: Statistics | None = None,
-) -> Array:
-    """ρ, the radial over the tangential gain of every group.
-
-    ρ = ε/(σ² + ε) for ε inside the root: 0 is exact local scale invariance, 1 means
-    that the layer is linear in this direction.
-
-    Args:
-        spec: the layer.
-        x: the input.
-        mask: as for ``normalize``.
-        moments: as for ``normalize``.
-        reference: as for ``normalize``.
-
-    Returns:
-        An array in the shape of the mapped axes.
-
-    Raises:
-        ValueError: as ``spectrum``.
-
-    Example:
-        >>> import jax.numpy as jnp, normjax as nj
-        >>> x = jnp.array([[0.0, 2.0]])
-        >>> nj.stabilizer_share(nj.layer_norm(epsilon=1.0), x).tolist()
-        [0.5]
-    """
-    return _per_group(spec, x, mask, moments, reference)[1].core[3]

@@ -38,6 +38,7 @@ ROWS = (
     "arguments",
     "functional",
     "jacobian",
+    "spectra",
     "coupling",
     "running",
     "mixture",

@@ -1,4 +1,9 @@
-"""Questions to operators, answered from structure; new types register answers."""
+"""Eigenvalues and singular values, from structure; new types register answers.
+
+Each answers in O(n) where a closed form exists, and says so where there is none: a
+scale that varies within a group has none for these two. ``numerical=True`` then takes
+the dense matrix.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +14,33 @@ import jax.numpy as jnp
 from jax import Array
 
 from normjax.operators.base import LinearOperator
+from normjax.operators.blocks import core_eigenvalues
 from normjax.operators.grouped import GroupedLowRank
 from normjax.operators.simple import Diagonal
 
-_NUMERICAL = "jnp.linalg.{} of its as_matrix() is the numerical form"
+
+def no_closed_form(operator: LinearOperator, what: str) -> ValueError:
+    """The error of a query that has only its numerical form."""
+    return ValueError(
+        f"a {type(operator).__name__} has no closed-form {what} (a scale that varies "
+        "within a group has none): numerical=True takes the numerical form"
+    )
 
 
-@singledispatch
-def eigenvalues(operator: LinearOperator) -> Array:
+def eigenvalues(operator: LinearOperator, *, numerical: bool = False) -> Array:
     """Eigenvalues in closed form, ascending.
 
     ``GroupedLowRank``: for a group of n entries gain · (1, ..., 1, eigenvalues of
     I_k − VᵀU), in O(n), in the shape of the mapped axes followed by n. They are real if
     the core is triangular, else complex and unsorted. ``Diagonal``: its values, flat.
 
+    Args:
+        operator: a square map.
+        numerical: take those of the dense matrix, of any map: complex, flat, unsorted,
+            in O(size³).
+
     Raises:
-        ValueError: where only the numerical form exists.
+        ValueError: where only the numerical form exists, and it is not asked for.
 
     Example:
         >>> import jax.numpy as jnp, normjax as nj
@@ -32,14 +48,12 @@ def eigenvalues(operator: LinearOperator) -> Array:
         >>> [f"{value:.3g}" for value in nj.eigenvalues(J)]
         ['0', '7.16e-06', '0.894', '0.894']
     """
-    raise ValueError(
-        f"a {type(operator).__name__} has no closed-form eigenvalues (a scale that "
-        f"varies within a group has none): {_NUMERICAL.format('eigvals')}"
-    )
+    if numerical:
+        return jnp.linalg.eigvals(operator.as_matrix())
+    return _eigenvalues(operator)
 
 
-@singledispatch
-def singular_values(operator: LinearOperator) -> Array:
+def singular_values(operator: LinearOperator, *, numerical: bool = False) -> Array:
     """Singular values in O(n), descending.
 
     ``GroupedLowRank``: |λ| where the map is symmetric. Otherwise, with Q an orthonormal
@@ -51,8 +65,12 @@ def singular_values(operator: LinearOperator) -> Array:
     about 8 u gain. In the shape of the mapped axes followed by n; entries outside have
     their own gain. ``Diagonal``: its absolute values, flat.
 
+    Args:
+        operator: any map.
+        numerical: take those of the dense matrix: flat, in O(size³).
+
     Raises:
-        ValueError: where only the numerical form exists.
+        ValueError: where only the numerical form exists, and it is not asked for.
 
     Example:
         >>> import jax.numpy as jnp, normjax as nj
@@ -60,27 +78,37 @@ def singular_values(operator: LinearOperator) -> Array:
         >>> nj.singular_values(J).tolist()
         [1.0, 1.0, 0.0]
     """
-    raise ValueError(
-        f"a {type(operator).__name__} has no closed-form singular values: "
-        f"{_NUMERICAL.format('svd')}"
-    )
+    if numerical:
+        return jnp.linalg.svd(operator.as_matrix(), compute_uv=False)
+    return _singular_values(operator)
 
 
-@eigenvalues.register
+@singledispatch
+def _eigenvalues(operator: LinearOperator) -> Array:
+    raise no_closed_form(operator, "eigenvalues")
+
+
+@singledispatch
+def _singular_values(operator: LinearOperator) -> Array:
+    raise no_closed_form(operator, "singular values")
+
+
+@_eigenvalues.register
 def _(operator: Diagonal) -> Array:
     return jnp.sort(operator.values.ravel())
 
 
-@singular_values.register
+@_singular_values.register
 def _(operator: Diagonal) -> Array:
     return jnp.sort(jnp.abs(operator.values).ravel(), descending=True)
 
 
-@singular_values.register
+@_singular_values.register
 def _(operator: GroupedLowRank) -> Array:
     if operator.symmetric or not operator.u:
-        return jnp.sort(jnp.abs(eigenvalues(operator)), descending=True)
-    inside = _rows(operator, _inside(operator))
+        return jnp.sort(jnp.abs(_eigenvalues(operator)), descending=True)
+    operator.check_whole()
+    inside = _rows(operator, operator.inside)
     gain = jnp.abs(_rows(operator, operator.gain))
     n, k = inside.shape[-1], len(operator.u)
     columns = jnp.stack([_rows(operator, c) for c in (*operator.u, *operator.v)], -1)
@@ -104,13 +132,14 @@ def _(operator: GroupedLowRank) -> Array:
     return jnp.sort(found, descending=True)
 
 
-@eigenvalues.register
+@_eigenvalues.register
 def _(operator: GroupedLowRank) -> Array:
-    inside = _rows(operator, _inside(operator))
+    operator.check_whole()
+    inside = _rows(operator, operator.inside)
     gain = _rows(operator, operator.gain)
     special = [
         _rows(operator, value * operator.gain.astype(value.dtype))
-        for value in _core_eigenvalues(operator)
+        for value in core_eigenvalues(operator)
     ]
     values = gain.astype(special[0].dtype if special else gain.dtype)
     place = jnp.cumsum(inside, axis=-1) - 1
@@ -127,26 +156,3 @@ def _rows(operator: GroupedLowRank, array: Array) -> Array:
     full = jnp.transpose(jnp.broadcast_to(array, operator.view), order)
     n = prod(operator.view[axis] for axis in axes)
     return full.reshape(*full.shape[: ndim - len(axes)], n)
-
-
-def _inside(operator: GroupedLowRank) -> Array:
-    if operator.outside is None:
-        return jnp.ones(operator.view, bool)
-    return ~jnp.broadcast_to(operator.outside, operator.view)
-
-
-def _core_eigenvalues(operator: GroupedLowRank) -> list[Array]:
-    """Eigenvalues of I_k − VᵀU, k ≤ 2; a group of one entry has only their product."""
-    core = operator.core
-    if operator.triangular:
-        found = [core[j][j] for j in range(len(core))]
-    else:
-        (p, q), (r, s) = core
-        half, spread = (p + s) / 2, (p - s) / 2
-        kind = jnp.dtype(f"complex{2 * jnp.finfo(half.dtype).bits}")
-        root = jnp.sqrt((spread * spread + q * r).astype(kind))
-        found = [half.astype(kind) - root, half.astype(kind) + root]
-    if len(found) == 2:
-        alone = operator.size_inside == 1
-        found[0] = jnp.where(alone, found[0] * found[1], found[0])
-    return found

@@ -12,8 +12,8 @@ import numpy as np
 from jax import Array
 
 from normjax.arguments import bind
-from normjax.jacobian import stabilizer_share
 from normjax.spec import NormSpec
+from normjax.spectra import stabilizer_share
 
 Values = Mapping[str, np.ndarray]
 

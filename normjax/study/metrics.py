@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from normjax.jacobian import stabilizer_share
+from normjax.spectra import stabilizer_share
 from normjax.study.schema import NormSetting
 
 

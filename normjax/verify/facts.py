@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from normjax import functional, presets, running
-from normjax.jacobian import input_jacobian, spectrum
+from normjax.jacobian import input_jacobian
 from normjax.spec import Running
+from normjax.spectra import spectrum
 from normjax.verify.checks import check_jacobian
 from normjax.verify.tolerance import Check, normwise, rounding_tolerance
 

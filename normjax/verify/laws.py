@@ -14,10 +14,10 @@ from jax import Array
 
 from normjax import functional, running
 from normjax.arguments import bind, second_moment
-from normjax.jacobian import spectrum
 from normjax.layout import Layout
 from normjax.pattern import ELLIPSIS
 from normjax.spec import NormSpec
+from normjax.spectra import spectrum
 from normjax.statistics import at_least, merge
 from normjax.traits import Properties, properties
 from normjax.verify.checks import neutral

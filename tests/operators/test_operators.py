@@ -44,16 +44,12 @@ def low_rank(seed: int, columns: int, *, outside: bool, gain: float = 0.0):
         ]
         for i, a in enumerate(v)
     ]
-    inside = (
-        np.full((2, 1, 1), 12) if away is None else (~away).sum(axes, keepdims=True)
-    )
     return GroupedLowRank(
         jnp.asarray(np.array([0.5, 2.0], np.float32).reshape(2, 1, 1)),
         tuple(map(jnp.asarray, u)),
         tuple(map(jnp.asarray, v)),
         tuple(map(tuple, core)),
         None if away is None else jnp.asarray(away),
-        jnp.asarray(inside.astype(np.float32)),
         SHAPE,
         view,
         axes,
