@@ -142,13 +142,13 @@ def _instance_norm(
     use_fast_variance: bool = True,
 ) -> NormSpec:
     marked = [feature_axes] if isinstance(feature_axes, int) else [*feature_axes]
-    pattern, _ = written([0, *marked], [0, *marked], others=True)
+    pattern, kept = written([0, *marked], [0, *marked], others=True)
     return NormSpec(
         pattern,
         sizes=channels(num_features),
         epsilon=epsilon,
         axis_names=() if axis_name is None else names(axis_name),
-        affine=_affine(written(feature_axes, feature_axes)[1], use_scale, use_bias),
+        affine=_affine(kept.removeprefix("b "), use_scale, use_bias),
         precision=_precision(use_fast_variance, dtype),
     )
 

@@ -40,6 +40,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "group, by size": ("GroupNorm", {"num_groups": None, "group_size": 3}),
     "group, last axis": ("GroupNorm", {"num_groups": 2, "reduction_axes": -1}),
     "instance": ("InstanceNorm", {}),
+    "instance, kept axis 1": ("InstanceNorm", {"feature_axes": 1}),
+    "instance, kept axis -3": ("InstanceNorm", {"feature_axes": -3}),
     "instance, two features": ("InstanceNorm", {"feature_axes": (-2, -1)}),
 }  # fmt: skip
 # nnx makes a parameter of num_features entries, so of one axis, and does not do what
@@ -49,7 +51,8 @@ NNX = [case for case in CASES if case not in ("group, last axis",
 
 
 def features(name: str, arguments: dict[str, Any]) -> int:
-    return SHAPE[arguments.get("axis", -1)] if name == "BatchNorm" else SHAPE[-1]
+    word = {"BatchNorm": "axis", "InstanceNorm": "feature_axes"}.get(name, "")
+    return SHAPE[arguments.get(word, -1)]
 
 
 def nnx_layer(name: str, arguments: dict[str, Any], **more: Any) -> Any:
