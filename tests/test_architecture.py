@@ -44,6 +44,7 @@ ROWS = (
     "mixture",
     "family",
     "interop",
+    "stateful",
     "linen nnx",
     "verify",
     "study",
@@ -52,6 +53,11 @@ ROWS = (
     "cli",
     "experiments",
 )
+# The same names in linen and in nnx.
+FLAX_LAYERS = {
+    "drop_in": "BatchNorm GroupNorm InstanceNorm LayerNorm RMSNorm",
+    "norm": "Norm",
+}
 STANDARD_LIBRARY_ONLY = {"pattern", "layout"}
 EVERYWHERE = {"jax", "numpy"}
 THIRD_PARTY = {
@@ -195,7 +201,11 @@ def test_public_definitions_have_one_home():
         "init": ["normjax.functional", "normjax.mixture", "normjax.running"],
         "merge": ["normjax.running", "normjax.statistics"],
         "normalize": ["normjax.functional", "normjax.mixture"],
-        "Norm": ["normjax.linen", "normjax.nnx"],
+        **{
+            name: [f"normjax.linen.{module}", f"normjax.nnx.{module}"]
+            for module, names in FLAX_LAYERS.items()
+            for name in names.split()
+        },
         "Settings": ["normjax.study.schema", "normjax.study.training"],
     }
 

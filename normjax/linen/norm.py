@@ -1,4 +1,4 @@
-"""A thin Flax linen layer: it holds parameters and statistics, and no mathematics."""
+"""The linen layer of any spec."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import jax.numpy as jnp
 from jax import Array
 
 from normjax import functional, running
+from normjax.arguments import Params
+from normjax.linen import stored
 from normjax.spec import NormSpec
+from normjax.stateful import forward
 from normjax.statistics import Statistics
 
-_STORED = ("mean", "var", "count")
+STORED = ("mean", "var", "count")
 
 
 class Norm(nn.Module):
@@ -79,55 +82,58 @@ class Norm(nn.Module):
                 of a spec that stores none.
         """
         spec = self.spec if epsilon is None else self.spec.replace(epsilon=epsilon)
-        initializing = self.is_initializing()
-        if initializing:  # outside of the transformation that names the axes
-            spec = spec.replace(axis_names=())
         params = {
             name: self.param(name, lambda _, value=value: value)
             for name, value in functional.init(
                 self.spec, x.shape, self.param_dtype
             ).items()
         }
-        if spec.running is None:
-            if update:
-                raise ValueError(
-                    f"update=True, but {spec!r} stores no statistics: give it "
-                    "running=Running(...)"
-                )
-            return functional.normalize(spec, x, params, mask=mask, reference=reference)
-        stored = nn.merge_param(
-            "use_running_average", self.use_running_average, use_running_average
+        return apply(
+            self,
+            spec,
+            x,
+            params,
+            use_running_average,
+            mask=mask,
+            update=update,
+            reference=reference,
         )
-        missing = [n for n in _STORED if not self.has_variable("batch_stats", n)]
-        if missing and not initializing:
-            raise ValueError(
-                f"{self.name or 'Norm'} misses {', '.join(missing)} in 'batch_stats': "
-                f"init makes {', '.join(_STORED)}, and a checkpoint must hold them"
-            )
-        variables = self._stored(x.shape)
-        state = running.State(*(variable.value for variable in variables))
-        updates = not stored if update is None else update
-        if updates and not initializing:
-            if not self.is_mutable_collection("batch_stats"):
-                raise ValueError(
-                    f"{self.name or 'Norm'} updates its stored statistics, but "
-                    "'batch_stats' is immutable: pass mutable=['batch_stats'] to "
-                    "apply, or update=False"
-                )
-            moments = functional.moments(spec, jax.lax.stop_gradient(x), mask)
-            new = running.update(spec, state, moments)
-            for variable, value in zip(
-                variables, (new.mean, new.variance, new.count), strict=True
-            ):
-                variable.value = value
-        given = running.statistics(spec, state, stored, reference)
-        return functional.normalize(spec, x, params, mask=mask, **given)
 
-    def _stored(self, shape: tuple[int, ...]) -> list[nn.Variable]:
-        """The three variables of the stored statistics."""
-        fresh = running.init(self.spec, shape)
-        values = (fresh.mean, fresh.variance, fresh.count)
-        return [
-            self.variable("batch_stats", name, lambda value=value: value)
-            for name, value in zip(_STORED, values, strict=True)
-        ]
+
+def apply(
+    module: Any,
+    spec: NormSpec,
+    x: Array,
+    params: Params,
+    use_running_average: bool | None,
+    **more: Any,
+) -> Array:
+    """Normalize with a module's statistics, and update them, as ``Norm`` does.
+
+    Args:
+        module: inside its compact method; has ``use_running_average``.
+        spec: the layer.
+        x: the input.
+        params: as for ``nj.normalize``.
+        use_running_average: of the call.
+        more: ``mask``, ``update`` and ``reference`` of the call.
+
+    Returns:
+        y in x's shape.
+    """
+    if module.is_initializing():  # outside of the transformation that names the axes
+        spec = spec.replace(axis_names=())
+    if spec.running is None:
+        return forward(spec, x, params, **more)[0]
+    average = nn.merge_param(
+        "use_running_average", module.use_running_average, use_running_average
+    )
+    fresh = running.init(spec, x.shape)
+    values = (fresh.mean, fresh.variance, fresh.count)
+    held = stored.variables(module, dict(zip(STORED, values, strict=True)))
+    state = running.State(*(variable.value for variable in held.values()))
+    y, new = forward(spec, x, params, state, stored=average, **more)
+    if new is not None:
+        new = jax.lax.stop_gradient(new)
+        stored.overwrite(module, held, [new.mean, new.variance, new.count])
+    return y

@@ -1,4 +1,4 @@
-"""A thin Flax nnx layer: it holds parameters and statistics, and no mathematics."""
+"""The nnx layer of any spec."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from jax import Array
 
 from normjax import functional, running
 from normjax.spec import NormSpec
+from normjax.stateful import forward
 from normjax.statistics import Statistics
 
 
@@ -95,23 +96,25 @@ class Norm(nnx.Module):
             for name, variable in (("scale", self.scale), ("bias", self.bias))
             if variable is not None
         }
-        if spec.running is None:
-            if update:
-                raise ValueError(
-                    f"update=True, but {spec!r} stores no statistics: give it "
-                    "running=Running(...)"
-                )
-            return functional.normalize(spec, x, params, mask=mask, reference=reference)
-        state = running.State(
-            self.mean.get_value(), self.var.get_value(), self.count.get_value()
-        )
-        stored = use_running_average
+        state, stored = None, use_running_average
         stored = self.use_running_average if stored is None else stored
-        if not stored if update is None else update:
-            moments = functional.moments(spec, jax.lax.stop_gradient(x), mask)
-            new = running.update(spec, state, moments)
+        if spec.running is not None:
+            state = running.State(
+                self.mean.get_value(), self.var.get_value(), self.count.get_value()
+            )
+        y, new = forward(
+            spec,
+            x,
+            params,
+            state,
+            mask=mask,
+            stored=stored,
+            update=update,
+            reference=reference,
+        )
+        if new is not None:
+            new = jax.lax.stop_gradient(new)
             self.mean.set_value(new.mean)
             self.var.set_value(new.variance)
             self.count.set_value(new.count)
-        given = running.statistics(spec, state, stored, reference)
-        return functional.normalize(spec, x, params, mask=mask, **given)
+        return y

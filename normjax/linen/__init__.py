@@ -1,0 +1,8 @@
+"""Flax linen layers: they hold parameters and statistics, and no mathematics."""
+
+from normjax.linen.drop_in import BatchNorm as BatchNorm
+from normjax.linen.drop_in import GroupNorm as GroupNorm
+from normjax.linen.drop_in import InstanceNorm as InstanceNorm
+from normjax.linen.drop_in import LayerNorm as LayerNorm
+from normjax.linen.drop_in import RMSNorm as RMSNorm
+from normjax.linen.norm import Norm as Norm

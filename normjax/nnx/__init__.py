@@ -1,0 +1,8 @@
+"""Flax nnx layers: they hold parameters and statistics, and no mathematics."""
+
+from normjax.nnx.drop_in import BatchNorm as BatchNorm
+from normjax.nnx.drop_in import GroupNorm as GroupNorm
+from normjax.nnx.drop_in import InstanceNorm as InstanceNorm
+from normjax.nnx.drop_in import LayerNorm as LayerNorm
+from normjax.nnx.drop_in import RMSNorm as RMSNorm
+from normjax.nnx.norm import Norm as Norm
