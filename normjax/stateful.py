@@ -1,25 +1,21 @@
-"""What the linen and nnx layers share: one call of a layer, and Flax's own rules.
+"""One call of a layer that holds arrays, for linen and nnx alike.
 
-The layers hold arrays and hand them in here; nothing below knows of linen or nnx.
+The layers hand their arrays in here; nothing below knows of linen or nnx.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from normjax import functional, running
 from normjax.arguments import Params, bind
-from normjax.interop.flax import LAYERS
-from normjax.pattern import ELLIPSIS
-from normjax.spec import NormSpec, Precision
+from normjax.mixture import Mixture
+from normjax.mixture import normalize as normalize_mixture
+from normjax.spec import NormSpec
 from normjax.statistics import Statistics
-
-_AXES = ("axis", "reduction_axes", "feature_axes")
 
 
 def forward(
@@ -75,47 +71,62 @@ def forward(
     return functional.normalize(spec, x, params, mask=mask, **given), new
 
 
-def flax_spec(kind: str, layer: Any, ndim: int, **changes: Any) -> NormSpec:
-    """The spec of one of Flax's layers, computed right, for inputs of ``ndim`` axes.
+def forward_mixture(
+    mixture: Mixture,
+    x: Array,
+    params: Params | None,
+    states: Mapping[int, running.State],
+    *,
+    mask: Array | None = None,
+    stored: bool = False,
+    update: bool | None = None,
+) -> tuple[Array, dict[int, running.State]]:
+    """``forward`` of a mixture: each member that stores statistics has a state.
 
     Args:
-        kind: for instance ``"LayerNorm"``.
-        layer: has the arguments of its constructor as attributes.
-        ndim: of the input.
-        changes: in place of such attributes.
+        mixture: of K members.
+        x: the input.
+        params: as for ``nj.mixture.normalize``.
+        states: by the number of the member.
+        mask: as for ``nj.normalize``.
+        stored: the members that store statistics use the stored ones.
+        update: as for ``forward``.
 
     Returns:
-        The spec of ``nj.interop.convention`` with the default ``Precision``. A position
-        from the front is counted from the end: both ends may name one axis.
-
-    Raises:
-        ValueError: on an axis that the input does not have, ``axis_index_groups``, or
-            what the convention refuses.
+        y, and the new states, {} where they stay as they are.
 
     Example:
-        >>> import flax.linen as nn
-        >>> flax_spec("LayerNorm", nn.LayerNorm(reduction_axes=(1, 2)), 3).pattern
-        '... [w c]'
+        >>> import jax.numpy as jnp, normjax as nj
+        >>> mixture, x = nj.mixture.switchable_norm(), jnp.ones((8, 5, 3))
+        >>> states = fresh_states(mixture, x.shape)
+        >>> _, new = forward_mixture(mixture, x, None, states)
+        >>> {k: state.count.tolist() for k, state in new.items()}
+        {2: [1, 1, 1]}
     """
-    known = LAYERS[f"flax.linen.{kind}"]
-    values = {name: getattr(layer, name) for name in known.arguments} | changes
-    if values["axis_name"] is not None and layer.axis_index_groups is not None:
-        raise ValueError(
-            f"axis_index_groups is {layer.axis_index_groups!r}, expected None: "
-            "statistics are merged over the whole of axis_name. Split the mesh axis in "
-            "two and give the inner one as axis_name"
-        )
-    for name in _AXES:
-        if values.get(name) is not None:
-            values[name] = _from_end(name, values[name], ndim)
-    if kind == "InstanceNorm" and -ndim in values["feature_axes"]:
-        raise ValueError(
-            "feature_axes has the leading axis, which holds the examples of an "
-            "InstanceNorm: name others"
-        )
-    spec = known.build(**{**values, "dtype": None})
-    # The stored statistics are those of all kept axes, also where one is the first.
-    return spec.replace(example=None, precision=Precision())
+    given: list[Statistics | None] = [None] * len(mixture.specs)
+    new = {}
+    for k, state in states.items():
+        spec = mixture.specs[k]
+        if stored:
+            given[k] = running.read(spec, state)
+        if not stored if update is None else update:
+            new[k] = running.update(spec, state, functional.moments(spec, x, mask))
+    return normalize_mixture(mixture, x, params, mask=mask, moments=given), new
+
+
+def fresh_states(mixture: Mixture, shape: tuple[int, ...]) -> dict[int, running.State]:
+    """The states of a mixture's members that store statistics, before any update.
+
+    Example:
+        >>> import normjax as nj
+        >>> list(fresh_states(nj.mixture.switchable_norm(), (8, 5, 3)))
+        [2]
+    """
+    return {
+        k: running.init(spec, shape)
+        for k, spec in enumerate(mixture.specs)
+        if spec.running is not None
+    }
 
 
 def parameter_shape(spec: NormSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -131,77 +142,43 @@ def parameter_shape(spec: NormSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
     return bind(spec, shape).parameter(spec.affine.axes).shape
 
 
-def flax_forward(
-    spec: NormSpec,
-    x: Array,
-    params: Params,
-    output: Any,
-    state: running.State | None = None,
-    *,
-    mask: Array | None = None,
-    stored: bool = False,
-) -> tuple[Array, running.State | None]:
-    """``forward`` by Flax's rules for dtypes, masks, and groups of one element.
+class Start(NamedTuple):
+    """Where a parameter that a condition gives begins: its shape, and its identity."""
+
+    shape: tuple[int, ...]
+    value: float
+
+
+def modulated(
+    spec: NormSpec, shape: tuple[int, ...], condition: tuple[int, ...]
+) -> dict[str, Start]:
+    """The parameters that a condition is to give.
 
     Args:
-        spec: from ``flax_spec``.
-        x: the input; whole numbers and booleans count as float32.
-        params: the arrays that there are.
-        output: dtype of y; float64 accumulates in float64.
-        state: as for ``forward``.
-        mask: boolean, broadcast to x from the right, as NumPy does.
-        stored: as for ``forward``.
+        spec: the layer.
+        shape: of the input.
+        condition: shape of the condition: leading affine axes, and its features.
 
     Returns:
-        As ``forward``. Where the spec reduces no axis of x, x is its own mean.
+        For scale and bias, those that there are, a shape and the value of the identity.
 
     Raises:
-        ValueError: as ``nj.normalize``, or if the mask does not broadcast.
+        ValueError: if there are none, or their axes do not begin with the condition's.
 
     Example:
-        >>> import flax.linen as nn, jax.numpy as jnp
-        >>> bare = nn.LayerNorm(use_scale=False, use_bias=False)
-        >>> spec = flax_spec("LayerNorm", bare, 1)
-        >>> y, _ = flax_forward(spec, jnp.arange(4), {}, jnp.bfloat16)
-        >>> y.dtype.name
-        'bfloat16'
+        >>> import normjax as nj
+        >>> modulated(nj.adaptive_layer_norm(), (8, 5, 6), (8, 16))["scale"]
+        Start(shape=(8, 6), value=0.0)
     """
-    x = x if isinstance(x, jax.Array) else jnp.asarray(x)
-    shape = x.shape
-    if not jnp.issubdtype(x.dtype, jnp.inexact):
-        x = x.astype(jnp.float32)
-    if mask is not None:
-        mask = _from_right(mask, shape)
-    output = jnp.dtype(output).name
-    wide = "float64" if output == "float64" else "float32"
-    spec = spec.replace(precision=Precision(accumulate=wide, output=output))
-    if not bind(spec, shape).reduced:
-        at = [axis.name for axis in spec.parsed.dimensions].index(ELLIPSIS)
-        x = jnp.expand_dims(x, at)
-        mask = None if mask is None else jnp.expand_dims(mask, at)
-    y, new = forward(spec, x, params, state, mask=mask, stored=stored)
-    return y.reshape(shape), new
-
-
-def _from_end(name: str, axes: Any, ndim: int) -> tuple[int, ...]:
-    several = np.ravel(axes).tolist()
-    if not all(-ndim <= axis < ndim for axis in several):
+    shaped = parameter_shape(spec, shape)
+    lead = condition[:-1]
+    if spec.affine is None or shaped[: len(lead)] != lead or not condition:
+        axes = None if spec.affine is None else spec.affine.axes
         raise ValueError(
-            f"{name} is {axes!r}, and the input has {ndim} axes: expected numbers from "
-            f"{-ndim} to {ndim - 1}"
+            f"condition has shape {condition}, and the affine axes {axes!r} of "
+            f"'{spec.pattern}' are {shaped}: expected their leading axes and then "
+            "features, for instance with nj.adaptive_layer_norm()"
         )
-    return tuple(axis - ndim if axis >= 0 else axis for axis in several)
-
-
-def _from_right(mask: Array, shape: tuple[int, ...]) -> Array:
-    mask = jnp.asarray(mask, bool)
-    try:
-        fits = np.broadcast_shapes(mask.shape, shape) == shape
-    except ValueError:
-        fits = False
-    if not fits:
-        raise ValueError(
-            f"mask has shape {mask.shape}, x has {shape}: expected one that broadcasts "
-            "to it from the right, for instance mask[..., None] without channels"
-        )
-    return mask.reshape((1,) * (len(shape) - mask.ndim) + mask.shape)
+    identity = 0.0 if spec.affine.stored == "1+w" else 1.0
+    parts = {"scale": (spec.affine.scale, identity), "bias": (spec.affine.bias, 0.0)}
+    return {name: Start(shaped, at) for name, (there, at) in parts.items() if there}

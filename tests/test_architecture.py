@@ -45,6 +45,7 @@ ROWS = (
     "family",
     "interop",
     "stateful",
+    "flax_rules",
     "linen nnx",
     "verify",
     "study",
@@ -55,8 +56,10 @@ ROWS = (
 )
 # The same names in linen and in nnx.
 FLAX_LAYERS = {
+    "adaptive": "MixtureNorm ModulatedNorm",
     "drop_in": "BatchNorm GroupNorm InstanceNorm LayerNorm RMSNorm",
-    "norm": "Norm",
+    "kernels": "WeightStandardized",
+    "norm": "Norm apply",
 }
 STANDARD_LIBRARY_ONLY = {"pattern", "layout"}
 EVERYWHERE = {"jax", "numpy"}

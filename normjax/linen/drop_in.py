@@ -22,8 +22,9 @@ from flax.linen.dtypes import canonicalize_dtype
 from jax import Array
 
 from normjax import running
+from normjax.flax_rules import flax_forward, flax_spec
 from normjax.linen import stored
-from normjax.stateful import flax_forward, flax_spec, parameter_shape
+from normjax.stateful import parameter_shape
 
 
 class BatchNorm(nn.BatchNorm):

@@ -19,8 +19,9 @@ from flax import nnx
 from flax.nnx.nn.dtypes import canonicalize_dtype, promote_dtype
 from jax import Array
 
+from normjax.flax_rules import flax_forward, flax_spec
 from normjax.running import State
-from normjax.stateful import flax_forward, flax_spec, parameter_shape
+from normjax.stateful import parameter_shape
 
 
 class BatchNorm(nnx.BatchNorm):

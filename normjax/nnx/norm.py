@@ -10,6 +10,7 @@ from flax import nnx
 from jax import Array
 
 from normjax import functional, running
+from normjax.arguments import Params
 from normjax.spec import NormSpec
 from normjax.stateful import forward
 from normjax.statistics import Statistics
@@ -56,11 +57,7 @@ class Norm(nnx.Module):
         params = functional.init(spec, shape, param_dtype)
         self.scale = nnx.Param(params["scale"]) if "scale" in params else nnx.data(None)
         self.bias = nnx.Param(params["bias"]) if "bias" in params else nnx.data(None)
-        if spec.running is not None:
-            state = running.init(spec, shape)
-            self.mean = nnx.BatchStat(state.mean)
-            self.var = nnx.BatchStat(state.variance)
-            self.count = nnx.BatchStat(state.count)
+        hold(self, spec, shape)
 
     def __call__(
         self,
@@ -96,25 +93,58 @@ class Norm(nnx.Module):
             for name, variable in (("scale", self.scale), ("bias", self.bias))
             if variable is not None
         }
-        state, stored = None, use_running_average
-        stored = self.use_running_average if stored is None else stored
-        if spec.running is not None:
-            state = running.State(
-                self.mean.get_value(), self.var.get_value(), self.count.get_value()
-            )
-        y, new = forward(
+        return apply(
+            self,
             spec,
             x,
             params,
-            state,
+            use_running_average,
             mask=mask,
-            stored=stored,
             update=update,
             reference=reference,
         )
-        if new is not None:
-            new = jax.lax.stop_gradient(new)
-            self.mean.set_value(new.mean)
-            self.var.set_value(new.variance)
-            self.count.set_value(new.count)
-        return y
+
+
+def hold(module: Any, spec: NormSpec, shape: tuple[int, ...]) -> None:
+    """Give a module the stored statistics of a spec, where it declares them."""
+    if spec.running is not None:
+        state = running.init(spec, shape)
+        module.mean = nnx.BatchStat(state.mean)
+        module.var = nnx.BatchStat(state.variance)
+        module.count = nnx.BatchStat(state.count)
+
+
+def apply(
+    module: Any,
+    spec: NormSpec,
+    x: Array,
+    params: Params,
+    use_running_average: bool | None,
+    **more: Any,
+) -> Array:
+    """Normalize with a module's statistics, and update them, as ``Norm`` does.
+
+    Args:
+        module: has been given to ``hold``, and has ``use_running_average``.
+        spec: the layer.
+        x: the input.
+        params: as for ``nj.normalize``.
+        use_running_average: of the call.
+        more: ``mask``, ``update`` and ``reference`` of the call.
+
+    Returns:
+        y in x's shape.
+    """
+    if spec.running is None:
+        return forward(spec, x, params, **more)[0]
+    stored = use_running_average
+    stored = module.use_running_average if stored is None else stored
+    held = module.mean, module.var, module.count
+    state = running.State(*(variable.get_value() for variable in held))
+    y, new = forward(spec, x, params, state, stored=stored, **more)
+    if new is not None:
+        new = jax.lax.stop_gradient(new)
+        values = (new.mean, new.variance, new.count)
+        for variable, value in zip(held, values, strict=True):
+            variable.set_value(value)
+    return y
