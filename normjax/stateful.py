@@ -5,9 +5,11 @@ The layers hand their arrays in here; nothing below knows of linen or nnx.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 from jax import Array
 
 from normjax import functional, running
@@ -56,19 +58,26 @@ def forward(
         >>> state.count.tolist()
         [1, 1, 1]
     """
-    if spec.running is None or state is None:
+    if update and spec.running is None:
+        raise ValueError(
+            f"update=True, but {spec!r} stores no statistics: give it "
+            "running=Running(...)"
+        )
+    if state is not None and update is None:
+        update = not stored
+
+    def call(spec, x, params, state: running.State | None, mask, reference):
+        if state is None:
+            y = functional.normalize(spec, x, params, mask=mask, reference=reference)
+            return y, None
+        new = None
         if update:
-            raise ValueError(
-                f"update=True, but {spec!r} stores no statistics: give it "
-                "running=Running(...)"
-            )
-        y = functional.normalize(spec, x, params, mask=mask, reference=reference)
-        return y, None
-    new = None
-    if not stored if update is None else update:
-        new = running.update(spec, state, functional.moments(spec, x, mask))
-    given = running.statistics(spec, state, stored, reference)
-    return functional.normalize(spec, x, params, mask=mask, **given), new
+            new = running.update(spec, state, functional.moments(spec, x, mask))
+        given = running.statistics(spec, state, stored, reference)
+        return functional.normalize(spec, x, params, mask=mask, **given), new
+
+    given = (spec, x, params, state, mask, reference)
+    return _automatic(call, x, state if update else None)(*given)
 
 
 def forward_mixture(
@@ -103,15 +112,40 @@ def forward_mixture(
         >>> {k: state.count.tolist() for k, state in new.items()}
         {2: [1, 1, 1]}
     """
-    given: list[Statistics | None] = [None] * len(mixture.specs)
-    new = {}
-    for k, state in states.items():
-        spec = mixture.specs[k]
-        if stored:
-            given[k] = running.read(spec, state)
-        if not stored if update is None else update:
-            new[k] = running.update(spec, state, functional.moments(spec, x, mask))
-    return normalize_mixture(mixture, x, params, mask=mask, moments=given), new
+    update = not stored if update is None else update
+
+    def call(x, params, states, mask):
+        given: list[Statistics | None] = [None] * len(mixture.specs)
+        new = {}
+        for k, state in states.items():
+            spec = mixture.specs[k]
+            if stored:
+                given[k] = running.read(spec, state)
+            if update:
+                new[k] = running.update(spec, state, functional.moments(spec, x, mask))
+        return normalize_mixture(mixture, x, params, mask=mask, moments=given), new
+
+    call = _automatic(call, x, states if update else {})
+    return call(x, params, states, mask)
+
+
+def _automatic(function: Callable[..., Any], *outputs: Any) -> Callable[..., Any]:
+    """Leave sharding to XLA where a mesh has explicit axes, which the core does not.
+
+    Args:
+        function: of arrays and trees of them.
+        outputs: trees that its outputs are sharded like.
+
+    Returns:
+        The function.
+    """
+    if not jax.sharding.get_abstract_mesh().explicit_axes:
+        return function
+    # Of arrays made before the mesh was set, the spec alone is what counts.
+    like = jax.tree.map(
+        lambda each: jax.typeof(jnp.asarray(each)).sharding.spec, outputs
+    )
+    return jax.sharding.auto_axes(function, out_sharding=like)
 
 
 def fresh_states(mixture: Mixture, shape: tuple[int, ...]) -> dict[int, running.State]:

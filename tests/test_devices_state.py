@@ -63,3 +63,51 @@ def test_flax_layers(mesh, kind: str):
     found, moved = jax.jit(mapped)(variables, x)
     close(found, y, n=64, kappa=5.0)
     close(moved, state, n=64)
+
+
+LAYERS = {
+    "norm": lambda: nj.linen.Norm(nj.batch_norm(), use_running_average=False),
+    "mixture": lambda: nj.linen.MixtureNorm(nj.mixture.switchable_norm(), False),
+    "batch": lambda: nj.linen.BatchNorm(use_running_average=False),
+    "layer": lambda: nj.linen.LayerNorm(),
+    "group": lambda: nj.linen.GroupNorm(num_groups=3),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_mesh_with_explicit_axes_is_no_different(name: str):
+    """``jax.make_mesh`` makes such axes; the output is sharded as the input."""
+    x, layer = draw((64, 2, 6), offset=5.0), LAYERS[name]()
+    mask = jax.numpy.arange(2)[None, :, None] < 1
+    variables = layer.init(jax.random.key(0), x)
+
+    @jax.jit
+    def step(variables, x):
+        def loss(x):
+            y, changed = layer.apply(variables, x, mask=mask, mutable=["batch_stats"])
+            return (y**3).sum(), (y, changed)
+
+        slope, (y, changed) = jax.grad(loss, has_aux=True)(x)
+        return slope, y, changed
+
+    expected = step(variables, x)
+    explicit = (jax.sharding.AxisType.Explicit,)
+    with jax.set_mesh(jax.make_mesh((8,), ("i",), axis_types=explicit)):
+        found = step(variables, jax.device_put(x, SPLIT))
+        assert jax.typeof(found[1]).sharding.spec[0] == "i"
+        found = jax.device_get(found)
+    close(found, jax.device_get(expected), n=128, kappa=5.0)
+
+
+def test_nnx_on_a_mesh_with_explicit_axes():
+    from flax import nnx
+
+    x = draw((64, 6), offset=5.0)
+    alone = nj.nnx.BatchNorm(6, rngs=nnx.Rngs(0))
+    expected = alone(x), alone.var.get_value()
+    explicit = (jax.sharding.AxisType.Explicit,)
+    with jax.set_mesh(jax.make_mesh((8,), ("i",), axis_types=explicit)):
+        layer = nj.nnx.BatchNorm(6, rngs=nnx.Rngs(0))
+        y = nnx.jit(lambda layer, x: layer(x))(layer, jax.device_put(x, SPLIT))
+        found = jax.device_get((y, layer.var.get_value()))
+    close(found, jax.device_get(expected), n=64, kappa=5.0)

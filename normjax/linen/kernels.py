@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from normjax import functional
 from normjax.flax_rules import is_kernel, kernel_spec, one_kernel
 from normjax.spec import NormSpec
+from normjax.stateful import forward
 
 
 class WeightStandardized(nn.Module):
@@ -65,9 +66,7 @@ class WeightStandardized(nn.Module):
             }
             return jax.tree.map_with_path(
                 lambda path, value: (
-                    functional.normalize(spec, value, params)
-                    if is_kernel(path)
-                    else value
+                    forward(spec, value, params)[0] if is_kernel(path) else value
                 ),
                 tree,
             )

@@ -10,6 +10,7 @@ from flax import nnx
 from normjax import functional
 from normjax.flax_rules import is_kernel, kernel_spec, one_kernel
 from normjax.spec import NormSpec
+from normjax.stateful import forward
 
 
 class WeightStandardized(nnx.Module):
@@ -72,7 +73,7 @@ class WeightStandardized(nnx.Module):
         def standardized(path: tuple[Any, ...], variable: nnx.Variable) -> nnx.Variable:
             if not is_kernel(path):
                 return variable
-            value = functional.normalize(spec, variable.get_value(), params)
+            value, _ = forward(spec, variable.get_value(), params)
             return variable.replace(value)
 
         graph, learned, rest = nnx.split(self.layer_instance, nnx.Param, ...)
