@@ -20,6 +20,7 @@ from normjax.presets import weight_standardization
 from normjax.running import State
 from normjax.spec import NormSpec, Precision
 from normjax.stateful import forward
+from normjax.statistics import at_least
 
 _AXES = ("axis", "reduction_axes", "feature_axes")
 
@@ -74,6 +75,7 @@ def flax_forward(
     output: Any,
     state: State | None = None,
     *,
+    kept: str = "float32",
     mask: Array | None = None,
     stored: bool = False,
 ) -> tuple[Array, State | None]:
@@ -85,6 +87,7 @@ def flax_forward(
         params: the arrays that there are.
         output: dtype of y; float64 accumulates in float64.
         state: as for ``forward``.
+        kept: dtype that the new state has at least.
         mask: boolean, broadcast to x from the right, as NumPy does.
         stored: as for ``forward``.
 
@@ -115,6 +118,10 @@ def flax_forward(
         at = [axis.name for axis in spec.parsed.dimensions].index(ELLIPSIS)
         x = jnp.expand_dims(x, at)
         mask = None if mask is None else jnp.expand_dims(mask, at)
+    if state is not None:
+        both = (state.mean, state.variance)
+        both = (array.astype(at_least(array.dtype, kept)) for array in both)
+        state = State(*both, state.count)
     y, new = forward(spec, x, params, state, mask=mask, stored=stored)
     return y.reshape(shape), new
 

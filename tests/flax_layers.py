@@ -59,7 +59,7 @@ LINEN: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "layer, no float32": ("LayerNorm", {"force_float32_reductions": False}),
     "batch, no float32": ("BatchNorm", {"force_float32_reductions": False}),
-    "group, last axis": ("GroupNorm", {"num_groups": 2, "reduction_axes": -1}),
+    "group, last axis": ("GroupNorm", {"num_groups": 1, "reduction_axes": -1}),
     "group, two axes": ("GroupNorm", {"num_groups": 2, "reduction_axes": (2, 3)}),
     "instance, two features": ("InstanceNorm", {"feature_axes": (-2, -1)}),
 }  # fmt: skip

@@ -109,6 +109,21 @@ def test_dtypes_promote_as_in_flax(framework, kind, given, dtype, param):
     close(mine["stats"], theirs["stats"], narrow, factor)
 
 
+@pytest.mark.parametrize("dtype", [None, "float32", "float64"])
+def test_float64_promotes_as_in_flax(dtype):
+    """The stored statistics too: they are float64 from the first update on."""
+    with jax.enable_x64(True):
+        for given in ("float64", "float32"):
+            x = draw((6, 4), given)
+            dtypes = {"dtype": dtype and jnp.dtype(dtype), "param_dtype": jnp.float64}
+            mine, theirs = both("linen", "BatchNorm", dtypes, x, gradients=False)
+            # Flax takes the statistics of a float32 input in float32.
+            narrow = dtype == "float32" or (dtype is None and given == "float32")
+            close(mine["y"], theirs["y"], factor=64 if narrow else 1e-6)
+            # Flax multiplies the first statistics, which are float32, in float32.
+            close(mine["stats"], theirs["stats"], factor=64 if narrow else 4)
+
+
 @pytest.mark.parametrize("framework", THEIRS)
 @pytest.mark.parametrize("arguments", [{}, {"use_scale": False, "use_bias": False}])
 @pytest.mark.parametrize("given", ["bfloat16", "int32"])

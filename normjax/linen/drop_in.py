@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 import flax.linen as nn
+import jax.numpy as jnp
 from flax.linen.dtypes import canonicalize_dtype
 from jax import Array
 
@@ -163,7 +164,11 @@ def _call(
         if getattr(layer, f"use_{name}", False)
     }
     output = canonicalize_dtype(x, *params.values(), dtype=layer.dtype)
-    y, new = flax_forward(spec, x, params, output, state, mask=mask, stored=average)
+    own = jnp.result_type(x) if layer.dtype is None else layer.dtype
+    kept = jnp.promote_types(own, jnp.float32).name
+    y, new = flax_forward(
+        spec, x, params, output, state, kept=kept, mask=mask, stored=average
+    )
     if new is not None:
         stored.overwrite(layer, held, [new.mean, new.variance])
     return y

@@ -168,6 +168,7 @@ def _call(
         for name, value in zip(learned, given[len(kept) :], strict=True)
         if value is not None
     }
+    # nnx writes into its variables, which keep their dtype.
     y, new = flax_forward(spec, x, params, output, state, mask=mask, stored=stored)
     if new is not None:
         new = jax.lax.stop_gradient(new)
