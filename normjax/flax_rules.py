@@ -119,9 +119,11 @@ def flax_forward(
         x = jnp.expand_dims(x, at)
         mask = None if mask is None else jnp.expand_dims(mask, at)
     if state is not None:
-        both = (state.mean, state.variance)
-        both = (array.astype(at_least(array.dtype, kept)) for array in both)
-        state = State(*both, state.count)
+        mean, variance = (
+            array.astype(at_least(array.dtype, kept))
+            for array in (state.mean, state.variance)
+        )
+        state = State(mean, variance, state.count)
     y, new = forward(spec, x, params, state, mask=mask, stored=stored)
     return y.reshape(shape), new
 

@@ -24,6 +24,17 @@ RANDOM = {
     "bias_init": jax.nn.initializers.normal(1.0),
 }
 BARE = {"use_bias": False, "use_scale": False}
+
+
+def slow(parameters, *quick):
+    """The same parameters, slow but for the quick ones."""
+    several = [each if isinstance(each, tuple) else (each,) for each in parameters]
+    return [
+        pytest.param(*values, marks=() if each in quick else pytest.mark.slow)
+        for each, values in zip(parameters, several, strict=True)
+    ]
+
+
 # Constructor arguments; what only linen takes stands in LINEN.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "batch": ("BatchNorm", {}),
@@ -66,10 +77,10 @@ LINEN: dict[str, tuple[str, dict[str, Any]]] = {
 # Run always; the others are slow by their number.
 QUICK = {
     "linen": (
-        "batch", "batch, axis 1", "batch, no float32", "layer", "layer, positions",
-        "rms, two axes", "group", "group, of one", "instance, axis 1",
+        "batch, axis 1", "batch, no float32", "layer, positions", "rms, two axes",
+        "group", "instance, axis 1",
     ),
-    "nnx": ("batch, axis -2", "layer", "group, by size", "instance"),
+    "nnx": ("batch, axis -2", "group, by size"),
 }  # fmt: skip
 EVERY = [
     pytest.param(

@@ -74,7 +74,15 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        if name in ("batch", "group")
+        else pytest.param(name, marks=pytest.mark.slow)
+        for name in LAYERS
+    ],
+)
 def test_a_mesh_with_explicit_axes_is_no_different(name: str):
     """``jax.make_mesh`` makes such axes; the output is sharded as the input."""
     x, layer = draw((64, 2, 6), offset=5.0), LAYERS[name]()

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from flax_layers import KEY, draw
+from flax_layers import KEY, draw, slow
 
 import normjax as nj
 
@@ -45,7 +45,7 @@ def linen_call(layer: Any, *arrays: Any, **call: Any):
     return variables, jax.jit(apply)
 
 
-@pytest.mark.parametrize("case", MODULATED)
+@pytest.mark.parametrize("case", slow(MODULATED, "instance", "scale alone"))
 def test_a_fresh_modulated_norm_is_the_spec_without_affine_part(case):
     """N65: the identity is 0 for 1 + scale and 1 for scale."""
     spec, condition = MODULATED[case]
@@ -58,7 +58,9 @@ def test_a_fresh_modulated_norm_is_the_spec_without_affine_part(case):
     np.testing.assert_array_equal(nnx.jit(lambda m, *a: m(*a))(twin, X, condition), y)
 
 
-@pytest.mark.parametrize("case", MODULATED)
+@pytest.mark.parametrize(
+    "case", slow(MODULATED, "layer", "each position", "batch norm")
+)
 def test_a_modulated_norm_is_the_core_with_the_parameters_of_its_dense(case):
     spec, condition = MODULATED[case]
     layer = nj.linen.ModulatedNorm(spec, use_running_average=False, kernel_init=RANDOM)
@@ -237,7 +239,9 @@ class Plain(nn.Module):
         return self.make(bias_init=RANDOM)(x)
 
 
-@pytest.mark.parametrize("case", KERNELS)
+@pytest.mark.parametrize(
+    "case", slow(KERNELS, "dense", "conv, two groups", "transposed kernel")
+)
 def test_a_standardized_layer_is_the_layer_with_a_standardized_kernel(case):
     make, make_nnx, x, axes = KERNELS[case]
     plain, model = Plain(make), Wrapped(make)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from flax_layers import KEY, KINDS, OURS, THEIRS, draw, make, pure
+from flax_layers import KEY, KINDS, OURS, THEIRS, draw, make, pure, slow
 
 pytestmark = pytest.mark.jax_defaults
 
@@ -249,7 +249,7 @@ def test_what_does_not_fit_is_one_line_that_says_so(framework):
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow(KINDS, "BatchNorm", "RMSNorm"))
 def test_groups_of_devices_are_refused_where_they_would_matter(kind):
     arguments: Any = {"num_groups": 2} if kind == "GroupNorm" else {}
     layer = plain(

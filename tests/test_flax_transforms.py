@@ -13,7 +13,7 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 from flax.errors import TraceContextError
-from flax_layers import KEY, KINDS, OURS, THEIRS, draw, make, pure
+from flax_layers import KEY, KINDS, OURS, THEIRS, draw, make, pure, slow
 
 import normjax as nj
 
@@ -24,7 +24,7 @@ X = draw((8, 3))
 STEPS = jnp.ones((3, 4, 1)) * jnp.array([1.0, 2.0, 3.0])[:, None, None]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow(KINDS, "BatchNorm", "GroupNorm"))
 def test_linen_and_nnx_agree_bit_for_bit(kind):
     arguments: Any = {"num_groups": 2} if kind == "GroupNorm" else {}
     x, numbers = draw((4, 5, 6)), []
@@ -174,7 +174,7 @@ def test_linen_statistics_that_are_immutable_are_one_clear_message():
         Block().apply(variables, X)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow(KINDS, "BatchNorm", "RMSNorm"))
 def test_a_linen_checkpoint_loads_both_ways(kind):
     arguments: Any = {"num_groups": 2} if kind == "GroupNorm" else {}
     x = draw((4, 5, 6))
@@ -188,7 +188,7 @@ def test_a_linen_checkpoint_loads_both_ways(kind):
         jax.tree.map(np.testing.assert_array_equal, loaded, source)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow(KINDS, "BatchNorm", "RMSNorm"))
 def test_an_nnx_state_loads_both_ways(kind):
     arguments: Any = {"num_groups": 2} if kind == "GroupNorm" else {}
     mine, theirs = (
@@ -335,7 +335,7 @@ def test_nnx_calls_another_promote_dtype_as_flax_does():
         return tuple(None if a is None else a.astype(jnp.float16) for a in arrays)
 
     for library in (nj.nnx, nnx):
-        for kind in ("BatchNorm", "LayerNorm", "RMSNorm"):
+        for kind in ("BatchNorm", "RMSNorm"):
             layer = make(library, kind, 3, promote_dtype=promote)
             assert layer(X).dtype == jnp.float16
-    assert seen[:3] == seen[3:]
+    assert seen[:2] == seen[2:]
