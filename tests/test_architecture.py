@@ -57,6 +57,7 @@ ROWS = (
 # The same names in linen and in nnx.
 FLAX_LAYERS = {
     "adaptive": "MixtureNorm ModulatedNorm",
+    "attention": "QKNormAttention",
     "drop_in": "BatchNorm GroupNorm InstanceNorm LayerNorm RMSNorm",
     "kernels": "WeightStandardized",
     "norm": "Norm apply",

@@ -2,6 +2,7 @@
 
 from normjax.linen.adaptive import MixtureNorm as MixtureNorm
 from normjax.linen.adaptive import ModulatedNorm as ModulatedNorm
+from normjax.linen.attention import QKNormAttention as QKNormAttention
 from normjax.linen.drop_in import BatchNorm as BatchNorm
 from normjax.linen.drop_in import GroupNorm as GroupNorm
 from normjax.linen.drop_in import InstanceNorm as InstanceNorm

@@ -2,6 +2,7 @@
 
 from normjax.nnx.adaptive import MixtureNorm as MixtureNorm
 from normjax.nnx.adaptive import ModulatedNorm as ModulatedNorm
+from normjax.nnx.attention import QKNormAttention as QKNormAttention
 from normjax.nnx.drop_in import BatchNorm as BatchNorm
 from normjax.nnx.drop_in import GroupNorm as GroupNorm
 from normjax.nnx.drop_in import InstanceNorm as InstanceNorm
