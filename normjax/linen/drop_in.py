@@ -152,8 +152,8 @@ def _call(
     shape = parameter_shape(spec, x.shape)
     state, held = None, {}
     if spec.running is not None:
-        kept = "float32" if layer.force_float32_reductions else layer.param_dtype
-        fresh = running.init(spec, x.shape, kept)
+        forced = layer.force_float32_reductions
+        fresh = running.init(spec, x.shape, "float32" if forced else layer.param_dtype)
         held = stored.variables(layer, {"mean": fresh.mean, "var": fresh.variance})
         state = running.State(held["mean"].value, held["var"].value, fresh.count)
     params = {
