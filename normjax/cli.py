@@ -164,10 +164,19 @@ def run_checks(
         Path | None,
         typer.Option(help="Compare with a file of --save: another device or version."),
     ] = None,
+    invariance: Annotated[
+        bool,
+        typer.Option("--invariance", help="What leaves which layer's output as it is."),
+    ] = False,
 ) -> None:
     """Check the closed forms against independent oracles, or a stored file."""
     from normjax import verify as evidence
 
+    if invariance:
+        if specs or set_ or save or against:
+            raise InputError("--invariance takes no layer and no other option")
+        _show_invariances(evidence)
+        return
     checks: list[Any] = []
     if save is None and against is None:
         checks += evidence.check_facts() if not specs else []
@@ -185,6 +194,17 @@ def run_checks(
     if checks:
         show_checks(checks)
     if not all(check.ok for check in checks):
+        raise typer.Exit(1)
+
+
+def _show_invariances(evidence: Any) -> None:
+    """The table, and what in it is undecided or not as predicted."""
+    cells = evidence.invariances()
+    out.print(evidence.invariance_markdown(cells), soft_wrap=True)
+    wrong = [cell for cell in cells if not cell.ok]
+    for cell in wrong:
+        out.print(f"failed: {cell}", style="red", soft_wrap=True)
+    if wrong:
         raise typer.Exit(1)
 
 

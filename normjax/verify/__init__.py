@@ -2,6 +2,9 @@
 
 from normjax.verify.checks import check_jacobian as check_jacobian
 from normjax.verify.facts import check_facts as check_facts
+from normjax.verify.invariance import Invariance as Invariance
+from normjax.verify.invariance import invariance_markdown as invariance_markdown
+from normjax.verify.invariance import invariances as invariances
 from normjax.verify.laws import check_laws as check_laws
 from normjax.verify.precision import PrecisionBound as PrecisionBound
 from normjax.verify.precision import precision_bound as precision_bound
