@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from normjax import functional, running
 from normjax.arguments import bind
 from normjax.spec import NormSpec
-from normjax.verify.checks import LARGEST, check_jacobian, neutral
+from normjax.verify.checks import DENSE, check_jacobian, neutral
 from normjax.verify.laws import check_laws, example_shape
 from normjax.verify.tolerance import Check
 
@@ -21,7 +22,8 @@ def check_spec(spec: NormSpec, *, seed: int = 0) -> tuple[Check, ...]:
     """Jacobian checks on five kinds of input, and the laws, in three dtypes.
 
     The inputs: normal with mean 0.7, the same with an offset of 100 standard
-    deviations, with a scale at which ε dominates, constant groups, and a mask.
+    deviations, with a scale at which ε dominates, constant groups, and a mask; where
+    statistics are stored, inference with those after one update too.
 
     Args:
         spec: any layer; the affine part is left out, a blend is measured against a
@@ -37,7 +39,7 @@ def check_spec(spec: NormSpec, *, seed: int = 0) -> tuple[Check, ...]:
         True
     """
     shape = example_shape(spec)
-    if np.prod(shape) > LARGEST:  # many groups of a named number
+    if np.prod(shape) > DENSE:  # many groups of a named number
         shape = example_shape(spec, start=1)
     random = np.random.default_rng(seed)
     normal = random.normal(0.7, 1.5, shape)
@@ -59,6 +61,11 @@ def check_spec(spec: NormSpec, *, seed: int = 0) -> tuple[Check, ...]:
             x = jnp.asarray(normal, dtype)
             masked = check_jacobian(spec, x, mask=mask, blend_with=blend)
             found += _named(masked, "masked")
+            if spec.running is not None:
+                state = running.init(spec, shape)
+                state = running.update(spec, state, functional.moments(spec, x))
+                stored = running.read(spec, state)
+                found += _named(check_jacobian(spec, x, moments=stored), "stored")
         found += check_laws(spec, dtype=dtype, seed=seed)
     return tuple(found)
 
