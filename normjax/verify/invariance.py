@@ -57,7 +57,7 @@ ROWS: dict[str, tuple[str, NormSpec]] = {
 
 
 @dataclass(frozen=True)
-class Change:
+class Variation:
     """Another kernel W and dataset x, and the δ and β that they mean.
 
     Attributes:
@@ -138,7 +138,7 @@ def invariances(seed: int = 0) -> tuple[Invariance, ...]:
     """
     kernel, data, table = changes(seed)
     return tuple(
-        measure(layer, name, kernel, data, change)
+        invariance_of(layer, name, kernel, data, change)
         for layer in ROWS
         for name, change in table.items()
     )
@@ -166,7 +166,7 @@ def _words(cell: Invariance) -> str:
 
 def changes(
     seed: int = 0, sizes: tuple[int, int, int, int] = SIZES
-) -> tuple[np.ndarray, np.ndarray, dict[str, Change]]:
+) -> tuple[np.ndarray, np.ndarray, dict[str, Variation]]:
     """A kernel, a dataset and the six changes of them.
 
     Args:
@@ -189,25 +189,25 @@ def changes(
         w,
         x,
         {
-            "weight matrix re-scaling": Change(a * w, x, (a, zero), (a, zero)),
-            "weight matrix re-centering": Change(
+            "weight matrix re-scaling": Variation(a * w, x, (a, zero), (a, zero)),
+            "weight matrix re-centering": Variation(
                 w + gamma[:, None],
                 x,
                 (one, (x @ gamma)[..., None]),
                 (one, gamma[:, None]),
             ),
-            "weight vector re-scaling": Change(
+            "weight vector re-scaling": Variation(
                 vector * w, x, (vector, zero), (vector, zero)
             ),
-            "dataset re-scaling": Change(w, a * x, (a, zero), same),
-            "dataset re-centering": Change(w, x + gamma, (one, gamma @ w), same),
-            "single case re-scaling": Change(w, case * x, (case, zero), same),
+            "dataset re-scaling": Variation(w, a * x, (a, zero), same),
+            "dataset re-centering": Variation(w, x + gamma, (one, gamma @ w), same),
+            "single case re-scaling": Variation(w, case * x, (case, zero), same),
         },
     )
 
 
-def measure(
-    layer: str, name: str, kernel: np.ndarray, data: np.ndarray, change: Change
+def invariance_of(
+    layer: str, name: str, kernel: np.ndarray, data: np.ndarray, change: Variation
 ) -> Invariance:
     """One cell of the table.
 
@@ -266,7 +266,7 @@ def measure(
 
 
 def apply(
-    where: str, spec: NormSpec, kernel: np.ndarray, data: np.ndarray, change: Change
+    where: str, spec: NormSpec, kernel: np.ndarray, data: np.ndarray, change: Variation
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """h, h′ and what was normalized for h.
 

@@ -71,11 +71,11 @@ def test_epsilon_costs_what_the_closed_form_says(found):
 def test_group_norm_survives_weight_re_centering_at_one_position_only():
     w, x, table = invariance.changes(sizes=(8, 1, 6, 8))
     name = "weight matrix re-centering"
-    one = invariance.measure("group norm", name, w, x, table[name])
+    one = invariance.invariance_of("group norm", name, w, x, table[name])
     assert one.ok
     assert one.holds
     w, x, table = invariance.changes(sizes=(8, 2, 6, 8))
-    one = invariance.measure("group norm", name, w, x, table[name])
+    one = invariance.invariance_of("group norm", name, w, x, table[name])
     assert one.ok
     assert one.holds is False
 
@@ -83,7 +83,7 @@ def test_group_norm_survives_weight_re_centering_at_one_position_only():
 def measured(layer: str, change: str) -> invariance.Invariance:
     """One cell, of the table's kernel and data."""
     w, x, table = invariance.changes()
-    return invariance.measure(layer, change, w, x, table[change])
+    return invariance.invariance_of(layer, change, w, x, table[change])
 
 
 def patched(monkeypatch, change) -> None:
