@@ -1,4 +1,4 @@
-"""What the backward pass keeps, counted as the arrays that jax.vjp's function holds."""
+"""What the backward pass keeps, of every preset and of what it is compared with."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from residuals import kept
 
 import normjax as nj
 
@@ -22,21 +23,6 @@ SPECS = {
     "instance": nj.instance_norm(),
 }
 SHAPE = (8, 256, 512)  # the smallest group has 256 entries
-
-
-def kept(function, x, params, *, jit: bool) -> tuple[int, float]:
-    """Arrays of x's size or more, and bytes, that are kept and are no input.
-
-    Returns:
-        How many activation-sized arrays, and bytes in units of x's own bytes.
-    """
-    function = jax.jit(function) if jit else function
-    _, pull = jax.vjp(function, x, params)
-    inputs = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves((x, params))}
-    leaves = [leaf for leaf in jax.tree.leaves(pull) if isinstance(leaf, jax.Array)]
-    held = [leaf for leaf in leaves if leaf.unsafe_buffer_pointer() not in inputs]
-    large = sum(leaf.size >= x.size for leaf in held)
-    return large, sum(leaf.nbytes for leaf in held) / x.nbytes
 
 
 def start(spec: nj.NormSpec, dtype: str):

@@ -18,8 +18,8 @@ jax.config.update("jax_num_cpu_devices", 8)
 
 import flax.linen as nn  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
+from benchmarks.timing import ratios  # noqa: E402
 from jax.sharding import AxisType, NamedSharding, PartitionSpec  # noqa: E402
-from timing import ratios  # noqa: E402
 
 import normjax as nj  # noqa: E402
 

@@ -1,38 +1,61 @@
-"""Ratios of times: interleaved rounds in one process, medians, and their spread."""
+"""Times of programs: interleaved rounds in one process, medians, and their spread."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+
+
+class Spread(NamedTuple):
+    """Lower quartile, median and upper quartile."""
+
+    low: float
+    middle: float
+    high: float
+
+
+def spread(values: np.ndarray) -> Spread:
+    return Spread(*map(float, np.quantile(values, [0.25, 0.5, 0.75])))
+
+
+def drawn(shape: tuple[int, ...], dtype="float32", seed: int = 0) -> jax.Array:
+    """Normal numbers about 1: offset and spread alike."""
+    return jnp.asarray(np.random.default_rng(seed).normal(1, 1, shape), dtype)
+
+
+def times(
+    candidates: Mapping[str, Callable[[], object]], rounds: int = 31
+) -> dict[str, np.ndarray]:
+    """Seconds of each candidate in each round.
+
+    Args:
+        candidates: by name; each returns arrays that are waited for.
+        rounds: how often all of them run, in an order that is drawn for each round:
+            what ran before a program warms or spoils its caches.
+
+    Returns:
+        One array of ``rounds`` numbers for each candidate.
+    """
+    for run in candidates.values():
+        jax.block_until_ready(run())
+    order = np.random.default_rng(0)
+    found: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(rounds):
+        for name in map(str, order.permutation(list(candidates))):
+            start = time.perf_counter()
+            jax.block_until_ready(candidates[name]())
+            found[name].append(time.perf_counter() - start)
+    return {name: np.asarray(taken) for name, taken in found.items()}
 
 
 def ratios(
     candidates: Mapping[str, Callable[[], object]], peer: str, rounds: int = 31
-) -> dict[str, tuple[float, float, float]]:
-    """Time of each candidate over that of the peer in the same round.
-
-    Args:
-        candidates: by name; each returns arrays that are waited for.
-        peer: the name that all are compared with.
-        rounds: how often all of them run, one after the other.
-
-    Returns:
-        Lower quartile, median and upper quartile of the ratio.
-    """
-    for run in candidates.values():
-        jax.block_until_ready(run())
-    times: dict[str, list[float]] = {name: [] for name in candidates}
-    for _ in range(rounds):
-        for name, run in candidates.items():
-            start = time.perf_counter()
-            jax.block_until_ready(run())
-            times[name].append(time.perf_counter() - start)
-    found = {}
-    for name, taken in times.items():
-        share = np.asarray(taken) / np.asarray(times[peer])
-        low, middle, high = np.quantile(share, [0.25, 0.5, 0.75])
-        found[name] = (float(low), float(middle), float(high))
-    return found
+) -> dict[str, Spread]:
+    """Time of each candidate over that of the peer in the same round."""
+    found = times(candidates, rounds)
+    return {name: spread(taken / found[peer]) for name, taken in found.items()}
