@@ -185,6 +185,8 @@ def _rule(program: Program, primals: tuple[Inputs], tangents: tuple[Inputs]):
     (inputs,), (moving,) = primals, tangents
     y, z, own = _ruled(program, inputs)
     narrow = jnp.finfo(inputs.x.dtype).bits < jnp.finfo(z.dtype).bits
+    if not narrow:  # or XLA computes both again on the way back, by reductions of x
+        z, own = jax.tree.map(jax.lax.optimization_barrier, (z, own))
     known = inputs._replace(x=inputs.x if narrow else z)
     moving = jax.tree.map(_present, moving._replace(weights=None), is_leaf=_is_zero)
     # Recomputing elementwise arithmetic is free beside keeping one more array for it.
@@ -214,7 +216,9 @@ def _push(program: Program, narrow: bool, y, known: Inputs, own, moving: Inputs)
         x = program.widen(known.x, known.numbers)
         z = finite_under_mask(known.weights, _standard(program, known, own, x) * inv)
     t = None if moving.x is None else program.widen(moving.x, known.numbers)
-    own_dot = None if own is None else _push_own(program, known, own, z, inv, t)
+    own_dot, rest = None, t
+    if own is not None:
+        own_dot, rest = _push_own(program, known, own, z, inv, t)
     numbers_dot = jax.tree.map(
         lambda value, dot: jnp.zeros_like(value) if dot is None else dot,
         known.numbers,
@@ -226,7 +230,10 @@ def _push(program: Program, narrow: bool, y, known: Inputs, own, moving: Inputs)
     ratio, shift = scalars_dot.inv * inverse(inv), jnp.zeros_like(inv)
     if program.spec.center:
         moved = numbers_dot.given if own_dot is None else own_dot
-        if own_dot is None or "mean" not in program.spec.detach:
+        detached = own is not None and "mean" in program.spec.detach
+        if own is not None and not (detached or program.spec.axis_names):
+            t = rest  # ẋ − ṁ is one array for both: one sum less on the way back
+        elif not detached:
             shift = (moved.mean + moved.mean_low) * inv
     if own is not None and program.spec.axis_names:
         sums = jnp.broadcast_arrays(ratio, shift, scalars_dot.offset)
@@ -245,8 +252,8 @@ def _push(program: Program, narrow: bool, y, known: Inputs, own, moving: Inputs)
     return y_dot.astype(y.dtype).reshape(y.shape), z_dot, own_dot
 
 
-def _push_own(program: Program, known: Inputs, own: Own, z: Array, inv, t) -> Own:
-    """Tangents of the input's own statistics, in the accumulation dtype.
+def _push_own(program: Program, known: Inputs, own: Own, z: Array, inv, t):
+    """Tangents of the input's own statistics, and t without its mean.
 
     The mean goes first and the squares see t − mean(t): exact where the variance is
     about the mean (x − m_v is s z plus a constant), and accurate for a t with a large
@@ -256,7 +263,7 @@ def _push_own(program: Program, known: Inputs, own: Own, z: Array, inv, t) -> Ow
     # Under shard_map each zero must vary over devices as its own number does.
     none, weights = Own(*map(jnp.zeros_like, own)), known.weights
     if t is None:
-        return none
+        return none, None
     names, rest = program.spec.axis_names, t
     first, mean_dot, second = none.mean, none.mean, none.squares
     if program.needs_mean:
@@ -282,4 +289,4 @@ def _push_own(program: Program, known: Inputs, own: Own, z: Array, inv, t) -> Ow
     if program.needs_mean and program.spec.divide in ("rms", "l2"):
         mean = own.mean + own.mean_low
         squares_dot = squares_dot + 2 * own.count * mean * mean_dot
-    return none._replace(mean=mean_dot, squares=squares_dot)
+    return none._replace(mean=mean_dot, squares=squares_dot), rest
