@@ -24,7 +24,11 @@ class Setting(NamedTuple):
     many: int
 
 
-SETTINGS = (Setting(64, 1024, 2**18), Setting(256, 128, 2**16), Setting(1024, 8, 2**14))
+SETTINGS = (
+    Setting(64, 1024, 2**17),
+    Setting(256, 256, 2**15),
+    Setting(1024, 8, 2**13),
+)
 SMALL = (Setting(8, 2, 4),)
 
 

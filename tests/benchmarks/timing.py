@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ def spread(values: np.ndarray) -> Spread:
     return Spread(*map(float, np.quantile(values, [0.25, 0.5, 0.75])))
 
 
-def drawn(shape: tuple[int, ...], dtype="float32", seed: int = 0) -> jax.Array:
+def drawn(shape: tuple[int, ...], dtype: Any = "float32", seed: int = 0) -> jax.Array:
     """Normal numbers about 1: offset and spread alike."""
     return jnp.asarray(np.random.default_rng(seed).normal(1, 1, shape), dtype)
 
