@@ -12,8 +12,9 @@ centred map J = P/s − c cᵀ/((n − ddof) s³) with P = I − 11ᵀ/n.
 
 The rule is a ``custom_jvp``: its tangent map is linear, so forward and reverse mode,
 vmap and higher orders all come from it. For the backward pass it keeps z = (x − m)/s,
-or only x where that is narrower than the accumulation, and numbers per group. Where
-S(σ²) = 0, which needs ε = 0, x̂ and J are 0; where it is infinite, they are NaN.
+or only x where that is narrower than the accumulation or nothing is subtracted, and
+numbers per group. Where S(σ²) = 0, which needs ε = 0, x̂ and J are 0; where it is
+infinite, they are NaN.
 """
 
 from __future__ import annotations
@@ -184,14 +185,15 @@ def _rule(program: Program, primals: tuple[Inputs], tangents: tuple[Inputs]):
     """Evaluate, then push; only z or x and small arrays enter the tangent map."""
     (inputs,), (moving,) = primals, tangents
     y, z, own = _ruled(program, inputs)
-    narrow = jnp.finfo(inputs.x.dtype).bits < jnp.finfo(z.dtype).bits
-    if not narrow:  # or XLA computes both again on the way back, by reductions of x
+    keep_x = jnp.finfo(inputs.x.dtype).bits < jnp.finfo(z.dtype).bits
+    keep_x = keep_x or not program.spec.center
+    if not keep_x:  # or XLA computes both again on the way back, by reductions of x
         z, own = jax.tree.map(jax.lax.optimization_barrier, (z, own))
-    known = inputs._replace(x=inputs.x if narrow else z)
+    known = inputs._replace(x=inputs.x if keep_x else z)
     moving = jax.tree.map(_present, moving._replace(weights=None), is_leaf=_is_zero)
     # Recomputing elementwise arithmetic is free beside keeping one more array for it.
     push = jax.checkpoint(
-        partial(_push, program, narrow, jax.typeof(y)), prevent_cse=False
+        partial(_push, program, keep_x, jax.typeof(y)), prevent_cse=False
     )
     return (y, z, own), push(known, own, moving)
 
@@ -205,15 +207,15 @@ def _present(tangent: Any):
     return None if _is_zero(tangent) else tangent
 
 
-def _push(program: Program, narrow: bool, y, known: Inputs, own, moving: Inputs):
+def _push(program: Program, keep_x: bool, y, known: Inputs, own, moving: Inputs):
     """The tangent map z˙ = (ẋ − ṁ)/s − z · ṡ/s, and on to y˙, linear in ``moving``.
 
-    ``known.x`` holds z, or x itself if ``narrow``.
+    ``known.x`` holds z, or x itself if ``keep_x``. Without a mean z˙ = x (1/s)˙ + ẋ/s.
     """
     scalars = _scalars(program, own, known.numbers)
-    inv, z = scalars.inv, known.x
-    if narrow:
-        x = program.widen(known.x, known.numbers)
+    inv, z, x = scalars.inv, known.x, known.x
+    if keep_x:
+        x = program.widen(x, known.numbers)
         z = finite_under_mask(known.weights, _standard(program, known, own, x) * inv)
     t = None if moving.x is None else program.widen(moving.x, known.numbers)
     own_dot, rest = None, t
@@ -227,8 +229,9 @@ def _push(program: Program, narrow: bool, y, known: Inputs, own, moving: Inputs)
     _, scalars_dot = jax.jvp(
         partial(_scalars, program), (own, known.numbers), (own_dot, numbers_dot)
     )
-    ratio, shift = scalars_dot.inv * inverse(inv), jnp.zeros_like(inv)
+    ratio, shift = scalars_dot.inv, jnp.zeros_like(inv)
     if program.spec.center:
+        ratio = ratio * inverse(inv)
         moved = numbers_dot.given if own_dot is None else own_dot
         detached = own is not None and "mean" in program.spec.detach
         if own is not None and not (detached or program.spec.axis_names):
@@ -239,7 +242,10 @@ def _push(program: Program, narrow: bool, y, known: Inputs, own, moving: Inputs)
         sums = jnp.broadcast_arrays(ratio, shift, scalars_dot.offset)
         ratio, shift, offset = varying(program.spec.axis_names, jnp.stack(sums))
         scalars_dot = scalars_dot._replace(offset=offset)
-    z_dot = z * ratio - shift if program.spec.center else z * ratio
+    if program.spec.center:
+        z_dot = z * ratio - shift
+    else:
+        z_dot = finite_under_mask(known.weights, x) * ratio
     if t is not None:
         z_dot = z_dot + t * inv
     y_dot = _corrected(program, z_dot, scalars_dot._replace(gain=scalars.gain))
