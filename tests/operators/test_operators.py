@@ -12,7 +12,15 @@ import pytest
 
 import normjax as nj
 from normjax import operators
-from normjax.operators import Diagonal, GroupedLowRank, LinearOperator, Product
+from normjax.operators import (
+    Broadcast,
+    Dense,
+    Diagonal,
+    GroupedLowRank,
+    LinearOperator,
+    Product,
+    Reduction,
+)
 
 pytestmark = pytest.mark.x32
 
@@ -100,6 +108,15 @@ INVENTORY = {
     "outside is kept": entry(
         lambda seed: low_rank(seed, 1, outside=True, gain=1.0), low_rank_matrix
     ),
+    "sum": entry(
+        lambda seed: (
+            Diagonal(jnp.asarray(scales(seed))) + low_rank(seed, 1, outside=True)
+        ),
+        lambda operator: (
+            np.diag(np.asarray(operator.terms[0].values, np.float64).ravel())
+            + low_rank_matrix(operator.terms[1])
+        ),
+    ),
     "product": entry(
         lambda seed: Product(
             Diagonal(jnp.asarray(scales(seed))), low_rank(seed, 2, outside=False)
@@ -126,8 +143,8 @@ def test_inventory_is_complete():
         and issubclass(member, LinearOperator)
         and member is not LinearOperator
     }
-    assert public == {Diagonal, GroupedLowRank, Product}
-    assert {type(make(0)) for make, _ in INVENTORY.values()} == public
+    square = {type(make(0)) for make, _ in INVENTORY.values()}
+    assert public == square | {Dense, Broadcast, Reduction}  # test_rectangular
 
 
 @each
