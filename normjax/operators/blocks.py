@@ -21,6 +21,11 @@ def per_group(operator: GroupedLowRank, array: Array) -> Array:
     return jnp.broadcast_to(array, shape).reshape(mapped)
 
 
+def _count(operator: GroupedLowRank, entries: Array) -> Array:
+    """How many entries of each group, in the operator's dtype: no mixed arithmetic."""
+    return jnp.sum(entries, operator.axes, keepdims=True, dtype=operator.dtype)
+
+
 def core_eigenvalues(operator: GroupedLowRank) -> list[Array]:
     """Eigenvalues of C, k ≤ 2; a group of one entry has only their product."""
     core = operator.core
@@ -54,7 +59,7 @@ def core_rank(operator: GroupedLowRank) -> Array:
     """Rank of C, by its exact zeros."""
     full = core_determinant(operator) != 0
     if not operator.u:
-        return jnp.zeros_like(operator.gain, int)
+        return jnp.zeros_like(operator.gain, operator.size_inside.dtype)
     entries = [entry != 0 for row in operator.core for entry in row]
     some = reduce(jnp.logical_or, entries)
     return jnp.where(full, len(operator.u), jnp.where(some, len(operator.u) - 1, 0))
@@ -78,11 +83,11 @@ def block_trace(operator: GroupedLowRank, scale: Array | None = None) -> Array:
     if scale is not None:
         found = jnp.sum(scale * block_diagonal(operator), operator.axes, keepdims=True)
         return per_group(operator, found)
-    n, k = operator.size_inside, len(operator.u)
+    n, k = _count(operator, operator.inside), len(operator.u)
     special = sum((row[j] for j, row in enumerate(operator.core)), 0 * operator.gain)
     inside = jnp.where(n == 1, core_determinant(operator), n - k + special)
     inside = jnp.where(n == 0, 0, inside)
-    missing = jnp.sum(~operator.inside, operator.axes, keepdims=True)
+    missing = _count(operator, ~operator.inside)
     found = operator.gain * inside + operator.outside_gain * missing
     return per_group(operator, found)
 
@@ -92,12 +97,15 @@ def block_slogdet(
 ) -> tuple[Array, Array]:
     """Sign and log|det| of each group; with a scale, those of scale · J."""
     operator.check_whole()
-    axes, n = operator.axes, operator.size_inside
+    axes, n = operator.axes, _count(operator, operator.inside)
     special = jnp.where(n > 0, core_determinant(operator), 1)
     gain = jnp.where(n > 0, operator.gain, 1)
-    missing = jnp.sum(~operator.inside, axes, keepdims=True)
+    missing = _count(operator, ~operator.inside)
     outside = jnp.where(missing > 0, operator.outside_gain, 1.0).astype(operator.dtype)
-    sign = jnp.sign(special) * jnp.sign(gain) ** n * jnp.sign(outside) ** missing
+    sign = jnp.sign(special) * jnp.where(
+        n % 2 == 1, jnp.sign(gain), jnp.sign(jnp.abs(gain))
+    )
+    sign = sign * jnp.sign(outside)
     logs = jnp.where(n > 0, n * jnp.log(jnp.abs(gain)), 0)
     logs = logs + jnp.log(jnp.abs(special))
     logs = logs + jnp.where(missing > 0, missing * jnp.log(jnp.abs(outside)), 0)
@@ -114,8 +122,9 @@ def block_rank(operator: GroupedLowRank) -> Array:
     n, k = operator.size_inside, len(operator.u)
     inside = jnp.where(operator.gain != 0, n - k + core_rank(operator), 0)
     inside = jnp.where(n > 0, inside, 0)
-    missing = jnp.sum(~operator.inside, operator.axes, keepdims=True)
-    return per_group(operator, inside + (operator.outside_gain != 0) * missing)
+    if operator.outside_gain:
+        inside = inside + jnp.sum(~operator.inside, operator.axes, keepdims=True)
+    return per_group(operator, inside)
 
 
 def block_null_space(operator: GroupedLowRank) -> Array:

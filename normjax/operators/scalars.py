@@ -296,8 +296,9 @@ def _(operator: GroupedLowRank) -> Array:
     operator.check_whole()
     if not (operator.symmetric or not operator.u):
         values = singular_values(operator)
-        place = jnp.arange(values.shape[-1])
-        return _ratio(values, place < block_rank(operator)[..., None], -1)
+        count = block_rank(operator)[..., None]
+        place = jnp.cumsum(jnp.ones_like(values, count.dtype), -1)
+        return _ratio(values, place <= count, -1)
     n, k = operator.size_inside, len(operator.u)
     found = [jnp.abs(value) for value in core_eigenvalues(operator)]
     there = [(n > j) & (value > 0) for j, value in enumerate(found)]

@@ -282,3 +282,79 @@ def test_refusals():
         nj.eigenvalues(product)
     with pytest.raises(ValueError, match="Product has no closed-form singular values"):
         nj.singular_values(product)
+
+
+@pytest.mark.parametrize("columns", [0, 1, 2])
+@pytest.mark.parametrize("outside", [False, True])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_numbers_of_each_group(columns: int, outside: bool, scaled: bool):
+    """Diagonal, trace and determinant, also with a scale on the diagonal in front."""
+    operator = low_rank(0, columns, outside=outside, gain=1.5)
+    matrix, whole = low_rank_matrix(operator), operator
+    if scaled:
+        whole = Diagonal(jnp.asarray(scales(7))) @ operator
+        matrix = scales(7).astype(np.float64).reshape(-1, 1) * matrix
+    size = np.linalg.norm(matrix)
+    assert close(operators.diagonal(whole).ravel(), np.diag(matrix), size)
+    sign, logarithm = operators.slogdet(whole)
+    for group in range(2):
+        block = matrix[12 * group : 12 * group + 12, 12 * group : 12 * group + 12]
+        assert close(operators.trace(whole)[group], np.trace(block), size)
+        right = np.linalg.slogdet(block)
+        assert float(sign[group]) == right.sign
+        apart = np.linalg.cond(block) * BOUND
+        assert abs(float(logarithm[group]) - right.logabsdet) <= apart
+    numerical = operators.trace(whole, numerical=True)
+    assert close(numerical, np.trace(matrix), size)
+
+
+@pytest.mark.parametrize("zeros", [0, 1, 2])
+def test_rank_condition_and_null_space(zeros: int):
+    """A projector onto what is orthogonal to ``zeros`` of two columns."""
+    q, _ = np.linalg.qr(draw(3, (12, 2)).astype(np.float64))
+    u = [jnp.asarray(np.tile(q[:, j], 2).reshape(SHAPE), jnp.float32) for j in (0, 1)]
+    kept = [0.0 if j < zeros else 0.25 for j in (0, 1)]
+    rows = tuple(
+        tuple(jnp.full((2, 1, 1), kept[j] if i == j else 0.0) for i in (0, 1))
+        for j in (0, 1)
+    )
+    v = tuple((1 - share) * column for share, column in zip(kept, u, strict=True))
+    operator = GroupedLowRank(
+        jnp.full((2, 1, 1), 3.0), tuple(u), v, rows, None, SHAPE, SHAPE, (1, 2)
+    )
+    matrix = low_rank_matrix(operator)
+    assert operators.rank(operator).tolist() == [12 - zeros] * 2
+    values = np.linalg.svd(matrix[:12, :12], compute_uv=False)
+    right = values[0] / values[11 - zeros]
+    assert np.abs(operators.condition(operator) - right).max() <= BOUND * right
+    basis = np.asarray(operators.null_space(operator), np.float64)[:, 0].reshape(2, 12)
+    found = basis[np.linalg.norm(basis, axis=1) > 0.5]
+    assert len(found) == zeros
+    assert close(found @ found.T, np.eye(zeros), 1)
+    assert close(matrix[:12, :12] @ found.T, 0 * found.T, 3)
+
+
+def test_rectangular():
+    """Dense and Broadcast, their transposes and a product, against einsum."""
+    kernel, t, bar = draw(0, (4, 5)), draw(1), draw(2, (2, 3, 5))
+    dense = Dense(jnp.asarray(kernel), lead=(2, 3))
+    assert (dense.shape, dense.out_shape) == (SHAPE, (2, 3, 5))
+    size = np.linalg.norm(kernel) * np.linalg.norm(t)
+    assert close(dense.mv(jnp.asarray(t)), np.einsum("abi,ij->abj", t, kernel), size)
+    assert close(
+        dense.T.mv(jnp.asarray(bar)), np.einsum("abj,ij->abi", bar, kernel), size
+    )
+    values = draw(3)
+    repeat = Broadcast(jnp.asarray(values), (4,), (1, 1, 4), SHAPE, SHAPE)
+    few = draw(4, (4,))
+    assert close(repeat.mv(jnp.asarray(few)), values * few, np.linalg.norm(values))
+    assert close(repeat.T.mv(jnp.asarray(t)), (values * t).sum((0, 1)), size)
+    assert repeat.T.T is repeat
+    both = dense @ repeat
+    matrix = np.einsum("abi,ij->abji", values, kernel).reshape(30, 4)
+    assert close(both.as_matrix(), matrix, np.linalg.norm(matrix))
+    assert close(both.T.as_matrix(), matrix.T, np.linalg.norm(matrix))
+    with pytest.raises(ValueError, match=r"A @ B: the shapes .* do not fit"):
+        _ = repeat @ dense
+    with pytest.raises(ValueError, match=r"A \+ B: the shapes .* do not fit"):
+        _ = dense + repeat
