@@ -243,7 +243,7 @@ def invariance_of(
     )
     with jax.enable_x64(True):
         exact, still = (
-            apply(where, spec.replace(epsilon=epsilon), kernel, data, change)
+            layer_output(where, spec.replace(epsilon=epsilon), kernel, data, change)
             for epsilon in (0.0, EPSILON)
         )
     predicted, error = None, 0.0
@@ -265,7 +265,7 @@ def invariance_of(
     )
 
 
-def apply(
+def layer_output(
     where: str, spec: NormSpec, kernel: np.ndarray, data: np.ndarray, change: Variation
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """h, h′ and what was normalized for h.
