@@ -313,35 +313,27 @@ def _(operator: GroupedLowRank) -> Array:
     return _ratio(each[0], each[1] & (each[0] > 0))
 
 
-def _in_front(operator: Product) -> tuple[GroupedLowRank, Array] | None:
+def _in_front(operator: Product, what: str) -> tuple[GroupedLowRank, Array]:
     """The groups and the scale of a product of the two, in either order."""
     left, right = operator.left, operator.right
     if isinstance(right, Diagonal):
         left, right = right, left
     if isinstance(left, Diagonal) and isinstance(right, GroupedLowRank):
         return right, left.values.reshape(right.view)
-    return None
+    raise no_closed_form(operator, what)
 
 
 @_diagonal.register
 def _(operator: Product) -> Array:
-    found = _in_front(operator)
-    if found is None:
-        raise no_closed_form(operator, "diagonal")
-    return (found[1] * block_diagonal(found[0])).reshape(operator.shape)
+    groups, scale = _in_front(operator, "diagonal")
+    return (scale * block_diagonal(groups)).reshape(operator.shape)
 
 
 @_trace.register
 def _(operator: Product) -> Array:
-    found = _in_front(operator)
-    if found is None:
-        raise no_closed_form(operator, "trace")
-    return block_trace(*found)
+    return block_trace(*_in_front(operator, "trace"))
 
 
 @_slogdet.register
 def _(operator: Product) -> tuple[Array, Array]:
-    found = _in_front(operator)
-    if found is None:
-        raise no_closed_form(operator, "determinant")
-    return block_slogdet(*found)
+    return block_slogdet(*_in_front(operator, "determinant"))
