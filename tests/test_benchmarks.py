@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from benchmarks import layers, spectra, speed
-from benchmarks.peers import Layer
+from benchmarks.libraries import Layer
 from benchmarks.timing import spread, times
 
 pytestmark = pytest.mark.jax_defaults

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from benchmarks.peers import Layer, layers
+from benchmarks.libraries import Layer, layers
 from benchmarks.timing import Spread, drawn, spread, times
 from residuals import kept
 
