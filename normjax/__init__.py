@@ -10,6 +10,8 @@ from normjax.functional import init as init
 from normjax.functional import init_dynamic_tanh as init_dynamic_tanh
 from normjax.functional import moments as moments
 from normjax.functional import normalize as normalize
+from normjax.information import Survival as Survival
+from normjax.information import recoverable as recoverable
 from normjax.jacobian import input_jacobian as input_jacobian
 from normjax.operators import eigenvalues as eigenvalues
 from normjax.operators import singular_values as singular_values

@@ -30,6 +30,7 @@ ROWS = (
     "spec",
     "presets",
     "traits",
+    "information",
     "statistics",
     "operators",
     "program",
