@@ -203,9 +203,10 @@ def test_public_definitions_have_one_home():
             if definition and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(name)
     assert {name: places for name, places in homes.items() if len(places) > 1} == {
-        "init": ["normjax.functional", "normjax.mixture", "normjax.running"],
+        "init": ["normjax.functional", "normjax.mixture.apply", "normjax.running"],
+        "input_jacobian": ["normjax.jacobian", "normjax.mixture.jacobian"],
         "merge": ["normjax.running", "normjax.statistics"],
-        "normalize": ["normjax.functional", "normjax.mixture"],
+        "normalize": ["normjax.functional", "normjax.mixture.apply"],
         **{
             name: [f"normjax.linen.{module}", f"normjax.nnx.{module}"]
             for module, names in FLAX_LAYERS.items()

@@ -1,22 +1,10 @@
-"""A learned mixture of specs: each member's statistics, mixed by two softmaxes.
-
-    p = softmax(mean_logits)      q = softmax(variance_logits)
-    x̂ = (x − Σ pₖ mₖ) / S(Σ qₖ σ²ₖ)      y = scale · x̂ + bias
-
-With instance, layer and batch norm as members this is switchable normalization. Logits
-with leading axes route each example (or position) by itself. There is no arithmetic of
-its own here: a member's ``moments`` are mixed and given to ``normalize``.
-
-Source: Luo, Ren, Peng, Zhang, Li, "Differentiable Learning-to-Normalize via Switchable
-Normalization" (2018), arXiv:1806.10779.
-"""
+"""Mix each member's statistics, and give them to ``normalize``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
-from operator import add, attrgetter, or_
+from operator import add, or_
 from typing import Any, NamedTuple
 
 import jax
@@ -26,79 +14,10 @@ from jax import Array
 from normjax import functional
 from normjax.arguments import Params, bind, prepare
 from normjax.layout import Layout
-from normjax.pattern import Pattern, dimensions
-from normjax.presets import batch_norm, instance_norm, layer_norm
-from normjax.records import Record
-from normjax.spec import Affine, NormSpec, check_numbers
+from normjax.mixture.members import ALIKE, LOGITS, Mixture, owner, used_logits
+from normjax.pattern import Pattern
+from normjax.spec import NormSpec
 from normjax.statistics import Moments, Statistics, two_sum
-
-LOGITS = ("mean_logits", "variance_logits")
-# What the one division after mixing needs from all members alike.
-_ALIKE = (
-    "center", "divide", "epsilon", "epsilon_placement", "masked_output", "precision"
-)  # fmt: skip
-# What it cannot do, by the value that it can.
-_PLAIN = {"statistics": "input", "detach": (), "precision.rescale": False}
-
-
-@jax.tree_util.register_static
-@dataclass(frozen=True, repr=False)
-class Mixture(Record):
-    """Members whose means and variances are mixed, and one affine part for all.
-
-    Attributes:
-        specs: the members, with plain numbers. They may differ in pattern, sizes, ddof,
-            example, single, axis_names and running. Their affine parts are left out.
-        affine: the learned part; its axes are whole dimensions in a member's pattern.
-
-    Raises:
-        ValueError: if the members differ in anything else.
-
-    Example:
-        >>> import normjax as nj
-        >>> Mixture((nj.instance_norm(), nj.layer_norm()), affine="c")
-        Mixture((NormSpec('b [...] c'), NormSpec('... [c]')), affine='c')
-    """
-
-    specs: tuple[NormSpec, ...]
-    affine: Any = None
-
-    def __post_init__(self):
-        """Bring the members to the form that is used, and validate."""
-        if isinstance(self.affine, str):
-            object.__setattr__(self, "affine", Affine(self.affine))
-        if not isinstance(self.affine, Affine | None):
-            raise ValueError(f"affine is {self.affine!r}, expected axes such as 'c'")
-        if not isinstance(self.specs, Sequence) or not self.specs:
-            raise ValueError(
-                f"specs is {self.specs!r}, expected one spec or more: "
-                "(instance_norm(), layer_norm())"
-            )
-        for spec in self.specs:
-            check_numbers(spec)
-        bare = tuple(spec.replace(affine=None) for spec in self.specs)
-        object.__setattr__(self, "specs", bare)
-        for index, spec in enumerate(bare):
-            _check_member(bare[0], spec, index)
-        if self.affine is not None:
-            _owner(self)
-
-
-def switchable_norm(*, channels: str = "last", **fields: Any) -> Mixture:
-    """Instance, layer and batch norm in one: switchable normalization (Luo 2018).
-
-    Args:
-        channels: ``"last"`` or ``"first"``.
-        fields: fields of every member, for instance ``epsilon=1e-3``.
-
-    Example:
-        >>> [spec.pattern for spec in switchable_norm().specs]
-        ['b [...] c', 'b [... c]', '[...] c']
-    """
-    instance = instance_norm(channels=channels, **fields)
-    layer = "b [... c]" if channels == "last" else "b [c ...]"
-    members = instance, layer_norm(**{"pattern": layer, **fields})
-    return Mixture((*members, batch_norm(channels=channels, **fields)), affine="c")
 
 
 def init(mixture: Mixture, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Params:
@@ -168,6 +87,36 @@ def normalize(
         >>> nj.mixture.normalize(mixture, x, moments=(None, None, stored)).shape
         (2, 2, 1)
     """
+    mixed = mixed_statistics(mixture, x, params, mask, moments)
+    given = {"mask": mixed.mask, "moments": mixed.moments}
+    y = functional.normalize(mixed.carrier, mixed.x, mixed.affine, **given)
+    return y.reshape(jnp.shape(x))
+
+
+class Mixed(NamedTuple):
+    """What is given to ``normalize``, and the members with their shares.
+
+    Attributes:
+        carrier: the spec that applies mixed statistics.
+        x: the input in the shape that the carrier applies them on.
+        affine: scale and bias.
+        mask: that of x.
+        moments: Σ pₖ mₖ and Σ qₖ σ²ₖ in the carrier's shape.
+        shares: pₖ and qₖ of every member, broadcasting against the caller's x.
+        empty: None, or where x̂ is 0 since a member's group is masked altogether.
+    """
+
+    carrier: NormSpec
+    x: Array
+    affine: Params | None
+    mask: Array | None
+    moments: Moments
+    shares: tuple[list[Array], list[Array]]
+    empty: Array | None
+
+
+def mixed_statistics(mixture: Mixture, x: Array, params, mask, moments) -> Mixed:
+    """Mix the members' statistics; arguments as for ``normalize``."""
     if not isinstance(mixture, Mixture):
         raise ValueError(f"mixture is {mixture!r}, expected Mixture((spec, spec))")
     x = x if isinstance(x, jax.Array) else jnp.asarray(x)
@@ -178,6 +127,7 @@ def normalize(
     ps, qs = (_shares(value, found[0].mean.dtype, x.ndim) for value in logits)
     mean, mean_low = _mixed_mean(ps, found)
     variance = reduce(add, (q * m.variance for q, m in zip(qs, found, strict=True)))
+    empty = None
     if mask is not None and carrier.masked_output == "keep":
         empty = reduce(or_, (member.empty for member in found))
         x, mean, mean_low = (
@@ -191,10 +141,8 @@ def normalize(
     ]
     if mask is not None and jnp.ndim(mask) == x.ndim < len(wide):
         mask = jnp.asarray(mask)[..., None]
-    y = functional.normalize(
-        carrier, x.reshape(wide), affine, mask=mask, moments=Moments(*mixed)
-    )
-    return y.reshape(x.shape)
+    x, moments = x.reshape(wide), Moments(*mixed)
+    return Mixed(carrier, x, affine, mask, moments, (ps, qs), empty)
 
 
 class _Member(NamedTuple):
@@ -254,13 +202,6 @@ def _mixed_mean(shares: list[Array], found: list[_Member]) -> tuple[Array, Array
     return two_sum(first.mean, low)
 
 
-def used_logits(mixture: Mixture) -> tuple[str, ...]:
-    """The logits that have an effect: those of what is subtracted and divided by."""
-    first = mixture.specs[0]
-    used = (first.center, first.divide != "none")
-    return tuple(name for name, use in zip(LOGITS, used, strict=True) if use)
-
-
 def _split(mixture: Mixture, shape: tuple[int, ...], params: Params | None):
     """The affine part, and both logits: zeros for those that are not given."""
     count, used = len(mixture.specs), used_logits(mixture)
@@ -308,41 +249,10 @@ def _carrier(
         common, shape = {len(shape)}, (*shape, 1)
     affine = mixture.affine
     if affine is not None:
-        owner = layouts[_owner(mixture)]
-        axes = dict.fromkeys(owner.owner[i] for i in owner.named(affine.axes))
+        layout = layouts[owner(mixture)]
+        axes = dict.fromkeys(layout.owner[i] for i in layout.named(affine.axes))
         affine = affine.replace(axes=" ".join(f"x{i}" for i in axes))
-    shared = {name: getattr(first, name) for name in _ALIKE}
+    shared = {name: getattr(first, name) for name in ALIKE}
     shared["divide"] = "none" if first.divide == "none" else "std"
     pattern = str(Pattern.from_axes(len(shape), sorted(common)))
     return NormSpec(pattern, example=None, affine=affine, **shared), shape
-
-
-def _owner(mixture: Mixture) -> int:
-    """The first member whose pattern has the axes of the affine part."""
-    wanted = {dim.name for dim in dimensions(mixture.affine.axes)}
-    for index, spec in enumerate(mixture.specs):
-        if wanted <= {dim.name for dim in spec.parsed.dimensions}:
-            return index
-    patterns = ", ".join(f"'{spec.pattern}'" for spec in mixture.specs)
-    raise ValueError(
-        f"affine is over {mixture.affine.axes!r}, expected whole dimensions of one of "
-        f"{patterns}"
-    )
-
-
-def _check_member(first: NormSpec, spec: NormSpec, index: int) -> None:
-    """Refuse what one division after mixing cannot express."""
-    for name in _ALIKE:
-        ours, theirs = getattr(first, name), getattr(spec, name)
-        if ours != theirs:
-            raise ValueError(
-                f"{name} is {ours!r} in the first member and {theirs!r} in member "
-                f"{index}: a mixture divides once, so give all members the same"
-            )
-    for name, plain in _PLAIN.items():
-        value = attrgetter(name)(spec)
-        if value != plain:
-            raise ValueError(
-                f"{name} is {value!r} in member {index}, expected {plain!r}: a mixture "
-                "passes plain moments on"
-            )
