@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 
 import jax
@@ -29,8 +30,8 @@ def influence(
     """How far each example's output moves with each example's input.
 
     Iᵢⱼ = ‖∂yᵢ/∂xⱼ‖_F over everything but the example axis. From the closed form it
-    costs O(examples² · groups); it is diagonal for every map that does not reduce over
-    the example axis.
+    costs O(examples² · groups), and O(examples · groups) memory beside it. The matrix
+    is diagonal for every map that does not reduce over the example axis.
 
     Args:
         spec: the layer.
@@ -81,6 +82,8 @@ def influence(
     if outside is not None and spec.masked_output == "passthrough":
         passed = arrange(outside.astype(rows.dtype)).sum((1, 3))
         blocks = blocks + passed[:, :, None] * jnp.eye(sizes[2], dtype=rows.dtype)[None]
+    if len(place) == 1:  # all examples in every group, in their order
+        return jnp.sqrt(blocks[0])
     full = jnp.zeros((place.size, place.size), rows.dtype)
     full = full.at[place[:, :, None], place[:, None, :]].set(blocks)
     return jnp.sqrt(full)
@@ -108,6 +111,10 @@ def _by_example(layout: Layout, axes: tuple[int, ...]):
     )
 
 
+# Numbers in one block of the matrix: a megabyte in float32.
+_BLOCK = 2**18
+
+
 def _squared_blocks(rows: Array, c: Array, a: Array, b: Array) -> Array:
     """Σ rowsₚ (δ_pq − a_q − cₚ b_q)² over the entries p of i and q of j, all groups.
 
@@ -115,6 +122,9 @@ def _squared_blocks(rows: Array, c: Array, a: Array, b: Array) -> Array:
     the entries themselves can cancel:
 
         Σₚ rowsₚ (a_q + cₚ b_q)² = Σ rows · (a_q + c̄ᵢ b_q)² + Σ rows (c − c̄ᵢ)² · b_q²
+
+    A block of rows is summed over all groups before the next one, in what a cache
+    holds: beside the result, memory is O(groups · examples).
 
     Args:
         rows: weight of each output entry, (scale/s)².
@@ -126,29 +136,49 @@ def _squared_blocks(rows: Array, c: Array, a: Array, b: Array) -> Array:
         An array (separate, examples, examples).
     """
 
-    def one_group(rows: Array, c: Array, a: Array, b: Array) -> Array:
-        weight = total((1,), rows)
-        centre = divide_or_zero(total((1,), rows * c), weight)
-        spread = total((1,), rows * (c - centre) ** 2)
-        a2 = total((1,), a * a)
-        along = divide_or_zero(total((1,), a * b), a2)
-        across = total((1,), (b - a * along) ** 2)
-        entry = jnp.sqrt(a2).T * (1 + centre * along.T)
-        block = weight * (entry**2 + centre**2 * across.T)
-        block = block + spread * total((1,), b * b).T
-        own = a + c * b
-        if rows.shape[1] == 1:  # (1 − own)² without the subtraction of squares
-            diagonal = rows * (1 - own) ** 2
-        else:
-            left = total((1,), rows * (1 - 2 * own))
-            diagonal = jnp.diagonal(block)[:, None] + left
-        same = jnp.eye(rows.shape[0], dtype=bool)
-        return jnp.where(same, jnp.maximum(diagonal, 0), block)
+    def over_entries(array: Array) -> Array:
+        return total((3,), array)[..., 0]
 
-    def separate(*parts: Array) -> Array:
-        start = jnp.zeros((rows.shape[2], rows.shape[2]), rows.dtype)
-        return jax.lax.scan(
-            lambda found, part: (found + one_group(*part), None), start, parts
-        )[0]
+    weight = over_entries(rows)
+    centre = divide_or_zero(over_entries(rows * c), weight)
+    spread = over_entries(rows * (c - centre[..., None]) ** 2)
+    a2, b2 = over_entries(a * a), over_entries(b * b)
+    along = divide_or_zero(over_entries(a * b), a2)
+    across = over_entries((b - a * along[..., None]) ** 2)
+    of_i, of_j = (weight, centre, spread), (jnp.sqrt(a2), along, across, b2)
 
-    return jax.vmap(separate)(rows, c, a, b)
+    def entries(i: tuple[Array, ...], j: tuple[Array, ...]) -> Array:
+        (weight, centre, spread), (a1, along, across, b2) = i, j
+        first = a1 * (1 + centre * along)
+        return weight * (first**2 + centre**2 * across) + spread * b2
+
+    own = a + c * b
+    if rows.shape[3] == 1:  # (1 − own)² without the subtraction of squares
+        diagonal = over_entries(rows * (1 - own) ** 2)
+    else:
+        diagonal = entries(of_i, of_j) + over_entries(rows * (1 - 2 * own))
+    together = rows.shape[2]
+    height = min(together, max(1, _BLOCK // together))
+    blocks = -(-together // height)
+
+    def one_block(of_i, of_j, index: Array) -> Array:
+        """``height`` rows of the matrix; behind the end the last one again."""
+        part = jnp.arange(height, dtype=index.dtype) + index * height
+        part = jnp.minimum(part, together - 1)
+
+        def add(found: Array, group):
+            i = tuple(array[part, None] for array in group[0])
+            j = tuple(array[None, :] for array in group[1])
+            return found + entries(i, j), None
+
+        start = jnp.zeros((height, together), rows.dtype)
+        return jax.lax.scan(add, start, (of_i, of_j))[0]
+
+    def separate(of_i, of_j) -> Array:
+        block = partial(one_block, of_i, of_j)
+        found = jax.lax.map(block, jnp.arange(blocks))
+        return found.reshape(blocks * height, together)[:together]
+
+    place = jnp.arange(together)
+    full = jax.vmap(separate)(of_i, of_j)
+    return full.at[:, place, place].set(jnp.maximum(diagonal, 0).sum(1))

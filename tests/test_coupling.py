@@ -13,6 +13,7 @@ from compare import FACTOR, batched, jit, kappa, unit_roundoff, wide
 from frames import Case, inputs
 
 import normjax as nj
+from normjax import coupling
 
 INFLUENCED = [
     "layer",
@@ -187,3 +188,22 @@ def test_a_blend_against_brute_force():
     bound = FACTOR * unit_roundoff(np.float64) * 4
     gap = np.linalg.norm(wide(nj.influence(spec, x, reference=reference)) - expected)
     assert gap <= bound * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("name", ["batch", "ghost_space", "mask_int_zero", "layer"])
+@pytest.mark.parametrize("numbers", [1, 7, 13])
+def test_blocks_of_any_size_give_the_same_matrix(name, numbers, monkeypatch):
+    """Blocks of one row, and blocks that do not divide the examples."""
+    case = CASES[name]
+    x = jnp.asarray(inputs(case, 1, kappa=10.0)[0])
+    whole = influence(case, x)
+    monkeypatch.setattr(coupling, "_BLOCK", numbers)
+    np.testing.assert_array_equal(influence(case, x), whole)
+
+
+def test_many_examples_need_no_more_than_the_matrix():
+    """The compiled program's scratch is O(examples²), whatever the features."""
+    x = jax.ShapeDtypeStruct((512, 300), jnp.float32)
+    compiled = jax.jit(lambda x: nj.influence(nj.batch_norm(affine=None), x)).lower(x)
+    scratch = compiled.compile().memory_analysis().temp_size_in_bytes
+    assert scratch <= 4 * 4 * 512**2 + 8 * 4 * 512 * 300
