@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from benchmarks import layers, spectra, speed
+from benchmarks import geometry, layers, spectra, speed
 from benchmarks.libraries import Layer
 from benchmarks.timing import spread, times
+
+import normjax as nj
 
 pytestmark = pytest.mark.jax_defaults
 
@@ -66,3 +69,16 @@ def test_a_layer_that_computes_something_else_is_not_compared():
     rms = Layer(lambda _, x: x / jnp.sqrt(jnp.mean(x * x, -1, keepdims=True)), None)
     with pytest.raises(ValueError, match=r"layer 4 × 8: rms computes another layer"):
         layers.check_alike(work, {layers.OURS: right, "rms": rms}, x)
+
+
+def test_the_points_of_the_figure_lie_on_its_lines():
+    """Autodiff of the plain formula, and the closed form, over nine decades."""
+    x = geometry.inputs(np.arange(-5.5, 3, 1.0))
+    with jax.enable_x64(True):
+        found = jax.vmap(partial(nj.spectrum, geometry.SPEC))(jnp.asarray(x))
+        radial, tangential = geometry.measured(x)
+    np.testing.assert_allclose(np.ravel(found.tangential), tangential, rtol=1e-12)
+    # Autodiff subtracts 1/s − (1 − ρ)/s: an absolute error of some u/s.
+    gap = np.abs(np.ravel(found.radial) - radial) / tangential
+    assert gap.max() <= 64 * 2.0**-53
+    assert len(geometry.draw().axes) == 4

@@ -205,5 +205,7 @@ def test_many_examples_need_no_more_than_the_matrix():
     """The compiled program's scratch is O(examples²), whatever the features."""
     x = jax.ShapeDtypeStruct((512, 300), jnp.float32)
     compiled = jax.jit(lambda x: nj.influence(nj.batch_norm(affine=None), x)).lower(x)
-    scratch = compiled.compile().memory_analysis().temp_size_in_bytes
+    analysis = compiled.compile().memory_analysis()
+    assert analysis is not None
+    scratch = analysis.temp_size_in_bytes
     assert scratch <= 4 * 4 * 512**2 + 8 * 4 * 512 * 300

@@ -73,7 +73,9 @@ def errors(found, expected) -> dict[str, float]:
         )
         for key, right in expected.items()
     }
-    return {key: length(gap) / length(expected[key]) for key, gap in gaps.items()}
+    return {
+        key: float(length(gap) / length(expected[key])) for key, gap in gaps.items()
+    }
 
 
 @pytest.mark.parametrize(

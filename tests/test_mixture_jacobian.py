@@ -63,15 +63,15 @@ def test_masked_with_nan_below_and_an_empty_group(masked_output: str):
     mixture = Mixture(members, affine="c")
     mask = np.ones((*SHAPE[:3], 1), bool)
     mask[0, 1:], mask[1, 2, 3] = False, False  # positions: layer norm's groups
-    x = np.where(mask, X, np.nan)
+    x, valid = np.where(mask, X, np.nan), jnp.asarray(mask)
     params = arrays(parameters(mixture))
     t = jnp.asarray(draw(*SHAPE, seed=4))
 
     def value(x):
-        return nj.mixture.normalize(mixture, x, params, mask=mask)
+        return nj.mixture.normalize(mixture, x, params, mask=valid)
 
     right = jax.jvp(value, (jnp.asarray(x),), (t,))[1]
-    found = input_jacobian(mixture, jnp.asarray(x), params, mask=mask).mv(t)
+    found = input_jacobian(mixture, jnp.asarray(x), params, mask=valid).mv(t)
     seen = np.isfinite(right) if masked_output == "keep" else np.ones(SHAPE, bool)
     assert gap(np.where(seen, found, 0), np.where(seen, right, 0)) <= BOUND
     assert seen[mask[..., 0]].all()

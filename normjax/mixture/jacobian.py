@@ -25,7 +25,7 @@ def input_jacobian(
     *,
     mask: Array | None = None,
     moments: Sequence[Moments | Statistics | None] | None = None,
-) -> LinearOperator:
+) -> Sum:
     """∂y/∂x = diag(scale/s) (I − Σ pₖ 1 aₖᵀ − x̂ S′ Σ qₖ vₖᵀ), a sum of lazy terms.
 
     aₖ = w/N and vₖ = 2 w∘(x − mₖ)/(N − ddof) on the groups of member k; a member with
@@ -81,6 +81,7 @@ def _member(spec: NormSpec, x: Array, mask, rows, shares) -> list[LinearOperator
     layout, program, inputs = prepare(spec, x, None, mask)
     values = program.widen(inputs.x, inputs.numbers)
     deviation, own = own_statistics(program, inputs.weights, values)
+    assert own is not None  # no statistics were given
     about = deviation if program.about_mean else values
     per_entry = divide_or_zero(jnp.ones_like(own.count), program.freedom(own.count))
     columns = (

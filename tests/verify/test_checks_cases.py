@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from cases import CASES
 from frames import Case, inputs
 
-from normjax.verify import check_jacobian
+from normjax.operators import Diagonal
+from normjax.verify import check_jacobian, checks
 
 
 def checked(case: Case, dtype: str):
@@ -37,17 +37,13 @@ def test_every_case_passes(name: str, dtype: str):
 @pytest.mark.parametrize("name", CASES)
 def test_every_case_refutes_another_epsilon(name: str, monkeypatch):
     """The operator of a layer with twice the divisor: no structure hides it."""
-    from normjax.verify import checks
-
     right = checks.input_jacobian
 
-    def doubled(spec, x, **given):
+    def halved(spec, x, **given):
         J = right(spec, x, **given)
-        half = jax.tree.map(lambda array: array, J)
-        object.__setattr__(half, "gain", J.gain / 2)
-        return half
+        return Diagonal(jnp.full(J.shape, 0.5, J.dtype)) @ J
 
-    monkeypatch.setattr(checks, "input_jacobian", doubled)
+    monkeypatch.setattr(checks, "input_jacobian", halved)
     wrong = {check.name for check in checked(CASES[name], "float32") if not check.ok}
     assert "operator = plain reference" in wrong
-    assert np.all([name != "value = plain reference" for name in wrong])
+    assert "value = plain reference" not in wrong
