@@ -139,24 +139,22 @@ def _squared_blocks(rows: Array, c: Array, a: Array, b: Array) -> Array:
     def over_entries(array: Array) -> Array:
         return total((3,), array)[..., 0]
 
-    weight = over_entries(rows)
-    centre = divide_or_zero(over_entries(rows * c), weight)
-    spread = over_entries(rows * (c - centre[..., None]) ** 2)
-    a2, b2 = over_entries(a * a), over_entries(b * b)
-    along = divide_or_zero(over_entries(a * b), a2)
-    across = over_entries((b - a * along[..., None]) ** 2)
-    of_i, of_j = (weight, centre, spread), (jnp.sqrt(a2), along, across, b2)
-
-    def entries(i: tuple[Array, ...], j: tuple[Array, ...]) -> Array:
-        (weight, centre, spread), (a1, along, across, b2) = i, j
-        first = a1 * (1 + centre * along)
-        return weight * (first**2 + centre**2 * across) + spread * b2
-
     own = a + c * b
-    if rows.shape[3] == 1:  # (1 − own)² without the subtraction of squares
-        diagonal = over_entries(rows * (1 - own) ** 2)
+    if rows.shape[3] == 1:  # there is no rest; 1 − own is formed before its square
+        of_i, of_j = (
+            tuple(array[..., 0] for array in pair) for pair in ((rows, c), (a, b))
+        )
+        diagonal, entries = over_entries(rows * (1 - own) ** 2), _one_entry
     else:
-        diagonal = entries(of_i, of_j) + over_entries(rows * (1 - 2 * own))
+        weight = over_entries(rows)
+        centre = divide_or_zero(over_entries(rows * c), weight)
+        spread = over_entries(rows * (c - centre[..., None]) ** 2)
+        a2, b2 = over_entries(a * a), over_entries(b * b)
+        along = divide_or_zero(over_entries(a * b), a2)
+        across = over_entries((b - a * along[..., None]) ** 2)
+        of_i, of_j = (weight, centre, spread), (jnp.sqrt(a2), along, across, b2)
+        left, entries = over_entries(rows * (1 - 2 * own)), _many_entries
+        diagonal = entries(of_i, of_j) + left
     together = rows.shape[2]
     height = min(together, max(1, _BLOCK // together))
     blocks = -(-together // height)
@@ -182,3 +180,14 @@ def _squared_blocks(rows: Array, c: Array, a: Array, b: Array) -> Array:
     place = jnp.arange(together)
     full = jax.vmap(separate)(of_i, of_j)
     return full.at[:, place, place].set(jnp.maximum(diagonal, 0).sum(1))
+
+
+def _one_entry(i: tuple[Array, ...], j: tuple[Array, ...]) -> Array:
+    (rows, c), (a, b) = i, j
+    return rows * (a + c * b) ** 2
+
+
+def _many_entries(i: tuple[Array, ...], j: tuple[Array, ...]) -> Array:
+    (weight, centre, spread), (a1, along, across, b2) = i, j
+    first = a1 * (1 + centre * along)
+    return weight * (first**2 + centre**2 * across) + spread * b2
