@@ -43,7 +43,7 @@ from normjax.statistics import Statistics as Statistics
 from normjax.traits import diff as diff
 from normjax.traits import properties as properties
 
-_ON_FIRST_USE = ("interop", "linen", "nnx", "report", "study", "verify")
+_ON_FIRST_USE = ("interop", "layers", "linen", "nnx", "report", "study", "verify")
 
 
 def __getattr__(name: str):

@@ -166,8 +166,36 @@ def _weights(layout: Layout, mask: Array | None, dtype) -> Array | None:
     """The mask as it broadcasts to the view: booleans stay, numbers are weights."""
     if mask is None:
         return None
-    mask = jax.lax.stop_gradient(jnp.asarray(mask))
     shape = layout.shape
+    mask = full_rank(mask, shape)
+    if mask.dtype != jnp.bool_:
+        mask = mask.astype(dtype)
+    view = [
+        1 if mask.shape[owner] == 1 and shape[owner] != 1 else size
+        for size, owner in zip(layout.view_shape, layout.owner, strict=True)
+    ]
+    return mask.reshape(view)
+
+
+def full_rank(mask: Array, shape: tuple[int, ...]) -> Array:
+    """A mask or weights with an axis for each of x's, without a derivative.
+
+    Args:
+        mask: boolean or real; the leading axes of x, or all with size 1 to broadcast.
+        shape: of x.
+
+    Returns:
+        Of ``len(shape)`` axes.
+
+    Raises:
+        ValueError: if the mask does not fit, or is complex.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> full_rank(jnp.array([[True, False]]), (1, 2, 3)).shape
+        (1, 2, 1)
+    """
+    mask = jax.lax.stop_gradient(jnp.asarray(mask))
     padded = mask.shape + (1,) * (len(shape) - mask.ndim)
     fits = len(padded) == len(shape) and all(
         size in (1, full) for size, full in zip(padded, shape, strict=True)
@@ -179,13 +207,7 @@ def _weights(layout: Layout, mask: Array | None, dtype) -> Array | None:
         )
     if jnp.issubdtype(mask.dtype, jnp.complexfloating):
         raise ValueError(f"mask has dtype {mask.dtype}, expected bool or real weights")
-    if mask.dtype != jnp.bool_:
-        mask = mask.astype(dtype)
-    view = [
-        1 if padded[owner] == 1 and shape[owner] != 1 else size
-        for size, owner in zip(layout.view_shape, layout.owner, strict=True)
-    ]
-    return mask.reshape(view)
+    return mask.reshape(padded)
 
 
 def _elsewhere(

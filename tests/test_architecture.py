@@ -48,6 +48,7 @@ ROWS = (
     "stateful",
     "flax_rules",
     "linen nnx",
+    "layers",
     "verify",
     "study",
     "report",
@@ -63,10 +64,11 @@ FLAX_LAYERS = {
     "kernels": "WeightStandardized",
     "norm": "Norm apply",
 }
+WIRED_LAYERS = "Residual SelfAttention TransformerBlock"
 STANDARD_LIBRARY_ONLY = {"pattern", "layout"}
 EVERYWHERE = {"jax", "numpy"}
 THIRD_PARTY = {
-    "flax": {"linen", "nnx", "interop", "study", "experiments"},
+    "flax": {"linen", "nnx", "layers", "interop", "study", "experiments"},
     "optax": {"study", "experiments"},
     "chex": {"verify"},
     "scipy": {"verify", "study"},
@@ -211,6 +213,10 @@ def test_public_definitions_have_one_home():
             name: [f"normjax.linen.{module}", f"normjax.nnx.{module}"]
             for module, names in FLAX_LAYERS.items()
             for name in names.split()
+        },
+        **{
+            name: [f"normjax.layers.{framework}" for framework in ("linen", "nnx")]
+            for name in WIRED_LAYERS.split()
         },
         "Settings": ["normjax.study.schema", "normjax.study.training"],
     }
