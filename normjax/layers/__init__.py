@@ -1,5 +1,6 @@
 """What is built from norms: residual wiring, and blocks that it wires."""
 
+from normjax.layers import examples as examples
 from normjax.layers import linen as linen
 from normjax.layers import nnx as nnx
 from normjax.layers import wiring as wiring
