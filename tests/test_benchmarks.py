@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from benchmarks import geometry, layers, spectra, speed
 from benchmarks.libraries import Layer
+from benchmarks.readme import README
 from benchmarks.timing import spread, times
 
 import normjax as nj
@@ -43,7 +44,7 @@ def test_the_smallest_form_prints_every_table():
 
 
 def test_the_readme_shows_the_full_form():
-    text = speed.README.read_text(encoding="utf-8")
+    text = README.read_text(encoding="utf-8")
     layer, spectrum = tables(text.split(speed.BEGIN)[1].split(speed.END)[0])
     assert layer == (layers.HEADER, [str(work) for work in layers.WORKLOADS])
     assert spectrum == (

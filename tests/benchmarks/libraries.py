@@ -21,11 +21,16 @@ import normjax as nj
 
 
 class Layer(NamedTuple):
-    """y = call(params, x), and where the channels of x and y are: -1 or 1."""
+    """y = call(params, x), and where the channels of x and y are: -1 or 1.
+
+    stored(x) are mean and variance that a fresh batch norm stores after x; None where
+    the library does not say.
+    """
 
     call: Callable[[Any, jax.Array], jax.Array]
     params: Any
     channel: int = -1
+    stored: Callable[[jax.Array], tuple[Any, Any]] | None = None
 
 
 SPECS = {
@@ -39,7 +44,14 @@ SPECS = {
 
 def ours(kind: str, x: jax.Array) -> Layer:
     spec = SPECS[kind]
-    return Layer(lambda p, x: nj.normalize(spec, x, p), nj.init(spec, x.shape))
+
+    def stored(x):
+        state = nj.running.init(spec, x.shape)
+        found = nj.running.update(spec, state, nj.moments(spec, x))
+        return found.mean, found.variance
+
+    call = lambda p, x: nj.normalize(spec, x, p)  # noqa: E731
+    return Layer(call, nj.init(spec, x.shape), stored=stored)
 
 
 def by_linen(kind: str, x: jax.Array) -> Layer:
@@ -58,7 +70,12 @@ def by_linen(kind: str, x: jax.Array) -> Layer:
         y = layer.apply(tree, x, mutable=list(stored))
         return y[0] if isinstance(y, tuple) else y
 
-    return Layer(call, params)
+    def new(x):
+        tree = {"params": params, **stored}
+        found = layer.apply(tree, x, mutable=["batch_stats"])[1]["batch_stats"]
+        return found["mean"], found["var"]
+
+    return Layer(call, params, stored=new)
 
 
 def by_nnx(kind: str, x: jax.Array) -> Layer:
@@ -121,7 +138,15 @@ def by_haiku(kind: str, x: jax.Array) -> Layer:
     }[kind]
     pure = hk.transform_with_state(lambda x: make()(x))
     params, state = pure.init(None, x)
-    return Layer(lambda p, x: pure.apply(p, state, None, x)[0], params)
+
+    def stored(x):
+        found = pure.apply(params, state, None, x)[1]
+        mean, variance = (
+            found[f"batch_norm/~/{name}_ema"]["average"] for name in ("mean", "var")
+        )
+        return mean, variance
+
+    return Layer(lambda p, x: pure.apply(p, state, None, x)[0], params, stored=stored)
 
 
 def by_keras(kind: str, x: jax.Array) -> Layer:
@@ -144,7 +169,13 @@ def by_keras(kind: str, x: jax.Array) -> Layer:
         layer.trainable_variables, layer.non_trainable_variables
     ))  # fmt: skip
     more = {"training": True} if kind == "batch" else {}
-    return Layer(lambda p, x: layer.stateless_call(p, rest, x, **more)[0], params)
+
+    def stored(x):
+        mean, variance = layer.stateless_call(params, rest, x, **more)[1][:2]
+        return mean, variance
+
+    call = lambda p, x: layer.stateless_call(p, rest, x, **more)[0]  # noqa: E731
+    return Layer(call, params, stored=stored)
 
 
 MAKERS = {

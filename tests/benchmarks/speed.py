@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from importlib import metadata
-from pathlib import Path
 
 import jax
 from benchmarks import layers, spectra
+from benchmarks.readme import put, table
 
-README = Path(__file__).parents[2] / "README.md"
 BEGIN, END = "<!-- speed and memory: make bench -->", "<!-- end of speed and memory -->"
 LIBRARIES = ("jax", "flax", "equinox", "dm-haiku", "keras")
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def machine() -> str:
@@ -74,10 +68,7 @@ def main() -> None:
     chosen = parser.parse_args()
     block = "\n\n".join(sections(chosen.smoke))
     if chosen.readme:
-        text = README.read_text(encoding="utf-8")
-        before, rest = text.split(BEGIN)
-        after = rest.split(END)[1]
-        README.write_text(f"{before}{BEGIN}\n{block}\n{END}{after}", encoding="utf-8")
+        put(block, BEGIN, END)
     print(block)
 
 
