@@ -50,4 +50,6 @@ def __getattr__(name: str):
     """Load what needs Flax or an extra when it is first used."""
     if name in _ON_FIRST_USE:
         return _importlib.import_module(f"normjax.{name}")
+    if name == "surgery":
+        return _importlib.import_module("normjax.layers.surgery")
     raise AttributeError(f"module 'normjax' has no attribute {name!r}")

@@ -110,10 +110,13 @@ def flax_forward(
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         x = x.astype(jnp.float32)
     if mask is not None:
-        mask = _from_right(mask, shape)
+        mask = from_right(mask, shape)
     output = jnp.dtype(output).name
     wide = "float64" if output == "float64" else "float32"
-    spec = spec.replace(precision=Precision(accumulate=wide, output=output))
+    wide = at_least(wide, spec.precision.accumulate).name
+    spec = spec.replace(
+        precision=spec.precision.replace(accumulate=wide, output=output)
+    )
     if not bind(spec, shape).reduced:
         at = [axis.name for axis in spec.parsed.dimensions].index(ELLIPSIS)
         x = jnp.expand_dims(x, at)
@@ -194,7 +197,16 @@ def _from_end(name: str, axes: Any, ndim: int) -> tuple[int, ...]:
     return tuple(axis - ndim if axis >= 0 else axis for axis in several)
 
 
-def _from_right(mask: Array, shape: tuple[int, ...]) -> Array:
+def from_right(mask: Array, shape: tuple[int, ...]) -> Array:
+    """Flax's mask as the core takes one: of full rank.
+
+    Raises:
+        ValueError: if it does not broadcast from the right.
+
+    Example:
+        >>> from_right([True, False], (4, 2)).shape
+        (1, 2)
+    """
     mask = jnp.asarray(mask, bool)
     try:
         fits = np.broadcast_shapes(mask.shape, shape) == shape

@@ -1,4 +1,4 @@
-"""What is built from norms: residual wiring, and blocks that it wires."""
+"""What is built from norms: residual wiring, blocks, and surgery on whole models."""
 
 from normjax.layers import examples as examples
 from normjax.layers import linen as linen
