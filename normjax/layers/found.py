@@ -54,7 +54,7 @@ class NormLayer:
 
     path: str = field(metadata={"static": True})
     kind: str = field(metadata={"static": True})
-    spec: NormSpec | Mixture = field(metadata={"static": True})
+    spec: Any = field(metadata={"static": True})
     params: dict[str, Array]
     stored: dict[str, Array]
     shape: tuple[int, ...] | None = field(default=None, metadata={"static": True})
@@ -79,7 +79,7 @@ class Call:
     run: Callable[[], Array]
 
     @property
-    def spec(self) -> NormSpec | Mixture:
+    def spec(self) -> Any:
         """The layer's spec for an input of this rank."""
         return declared(self.layer, self.path, self.kind, self.given["x"].ndim)
 
@@ -114,9 +114,7 @@ def bound(kind: str, module: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     return {name: value for name, value in taken.arguments.items() if name != "self"}
 
 
-def declared(
-    module: Any, path: str, kind: str, ndim: int | None = None
-) -> NormSpec | Mixture:
+def declared(module: Any, path: str, kind: str, ndim: int | None = None) -> Any:
     """The spec of a norm layer.
 
     Args:
@@ -149,8 +147,9 @@ def declared(
     changes = {"group_size": None} if kind.endswith("nnx.GroupNorm") else {}
     values = {each: getattr(module, each, None) for each in convention.arguments}
     try:
-        spec = convention.build(**{**values, **changes}) if ndim is None else None
-        if spec is None:
+        if ndim is None:
+            spec = convention.build(**{**values, **changes})
+        else:
             spec = flax_spec(name, module, ndim, **changes)
     except ValueError as problem:
         hint = "" if ndim else "; an example input of the model may settle it"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import flax.linen as nn
@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from flax import nnx
 from jax import Array
+from jax.core import Tracer
 
 from normjax.flax_rules import from_right
 from normjax.layers.found import Call, NormLayer, bound, declared, follows_flax, kind_of
@@ -39,7 +40,7 @@ class NormCall:
     x: Array
     y: Array
     mask: Array | None
-    stored: Array
+    stored: bool = field(metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
@@ -140,7 +141,7 @@ def norm_inputs(
     """
     layers: dict[str, NormLayer] = {}
     calls: dict[str, list[NormCall]] = {}
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)):
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(args)):
         raise ValueError(
             "norm_inputs got traced arrays: call it outside of jax.jit, jax.grad and "
             "jax.vmap; the model itself may use them inside"
@@ -149,7 +150,7 @@ def norm_inputs(
     def around(call: Call) -> Array:
         layers.setdefault(call.path, layer_record(model, variables, call))
         kept = calls.setdefault(call.path, [])
-        stored = np.bool_(call.stored)
+        stored = call.stored
         y = call.run()
         deliver(kept.append, NormCall(call.given["x"], y, call_mask(call), stored))
         return y
@@ -171,7 +172,7 @@ def call_mask(call: Call) -> Array | None:
 
 def deliver(receive: Callable[[Any], None], tree: Any) -> None:
     """Hand over concrete arrays, also those of a traced computation when it runs."""
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree)):
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree)):
         jax.debug.callback(receive, tree, ordered=True)
     else:
         jax.effects_barrier()  # what was traced before this comes first
@@ -244,17 +245,17 @@ def watched(model: nnx.Module, around: Around) -> Any:
     """A clone of an nnx model whose norm layers are called by way of ``around``."""
     copy = nnx.clone(model)
     for path, module in modules(copy).items():
-        if kind_of(module) is not None:
+        kind = kind_of(module)
+        if kind is not None:
             object.__setattr__(module, "__class__", _watched(type(module)))
-            module.around_call = nnx.static((path, around))
+            module.around_call = nnx.static((path, kind, around))
     return copy
 
 
 @functools.cache
 def _watched(cls: type) -> type:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        path, around = self.around_call
-        kind = kind_of(self)
+        path, kind, around = self.around_call
         given = bound(kind, self, args, kwargs)
         run = functools.partial(cls.__call__, self, *args, **kwargs)
         return around(Call(self, path, kind, given, run))
