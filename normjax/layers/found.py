@@ -61,6 +61,21 @@ class NormLayer:
 
 
 @dataclass(frozen=True)
+class Replacement:
+    """What a norm layer computes in place of what it declares.
+
+    Attributes:
+        spec: the layer.
+        statistics: ``"freeze"``: the stored ones, in training too, and no update;
+            ``"batch"``: the batch's own, in inference too, and no update; None: as the
+            model asks.
+    """
+
+    spec: NormSpec
+    statistics: str | None = None
+
+
+@dataclass(frozen=True)
 class Call:
     """A norm layer that is about to be called.
 
@@ -86,7 +101,13 @@ class Call:
     @property
     def stored(self) -> bool:
         """Whether it normalizes with stored statistics."""
-        return stores(self.spec) and bool(asked(self.layer, self.given))
+        if not stores(self.spec):
+            return False
+        how = replacement_of(self.layer)
+        fixed = None if how is None else how.statistics
+        return (
+            bool(asked(self.layer, self.given)) if fixed is None else fixed == "freeze"
+        )
 
 
 def kind_of(module: Any) -> str | None:
@@ -97,9 +118,9 @@ def kind_of(module: Any) -> str | None:
         >>> kind_of(nn.LayerNorm()), kind_of(nn.Dense(3, name="scale"))
         ('flax.linen.LayerNorm', None)
     """
-    own = getattr(module, "replaced_kind", None)
-    if own is not None:
-        return own
+    replaced = getattr(module, "replaced_kind", None)  # of nnx
+    if replaced is not None:
+        return replaced
     return next((kind for kind, cls in KINDS.items() if isinstance(module, cls)), None)
 
 
@@ -137,6 +158,9 @@ def declared(module: Any, path: str, kind: str, ndim: int | None = None) -> Any:
         >>> spec.pattern, spec.divide, spec.epsilon
         ('... [c]', 'rms', 1e-06)
     """
+    how = replacement_of(module)
+    if how is not None:
+        return how.spec
     if hasattr(module, "spec"):
         return module.spec
     if hasattr(module, "mixture"):
@@ -170,6 +194,35 @@ def _example(spec: NormSpec) -> str | None:
     return None if kept and spec.running is not None else "auto"
 
 
+@dataclass(frozen=True)
+class Replacing:
+    """A linen model that runs with replaced norms.
+
+    Attributes:
+        above: how many names stand above it.
+        replacements: by path.
+        use_running_average: where neither the call nor the layer says it.
+    """
+
+    above: int
+    replacements: Mapping[str, Replacement]
+    use_running_average: bool | None
+
+
+replacing: list[Replacing] = []
+
+
+def replacement_of(module: Any) -> Replacement | None:
+    """What a norm layer computes instead, where it was replaced."""
+    if not isinstance(module, flax.linen.Module):
+        return getattr(module, "replacement", None)
+    for each in replacing:  # the outermost was made last
+        found = each.replacements.get("/".join(module.path[each.above :]))
+        if found is not None:
+            return found
+    return None
+
+
 def stores(spec: NormSpec | Mixture) -> bool:
     """Whether a layer has stored statistics."""
     specs = spec.specs if isinstance(spec, Mixture) else (spec,)
@@ -179,4 +232,9 @@ def stores(spec: NormSpec | Mixture) -> bool:
 def asked(module: Any, given: Mapping[str, Any]) -> bool | None:
     """Whether the call, or else the layer, asks for stored statistics."""
     said = given.get("use_running_average")
-    return getattr(module, "use_running_average", None) if said is None else said
+    if said is None:
+        said = getattr(module, "use_running_average", None)
+    if said is None and isinstance(module, flax.linen.Module):
+        models = (each.use_running_average for each in replacing)
+        said = next((each for each in models if each is not None), None)
+    return said

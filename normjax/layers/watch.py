@@ -281,6 +281,16 @@ def layer_record(model: Any, variables: Any, call: Call) -> NormLayer:
     return NormLayer(call.path, call.kind, spec, *arrays, shape=tuple(shape))
 
 
+def arrays_inside(module: Any) -> dict[str, Array]:
+    """Parameters and stored statistics of a norm layer as its call sees them."""
+    if isinstance(module, nnx.Module):
+        params, stored = held(module)
+    else:
+        trees = module.variables
+        params, stored = (own(trees.get(c, {}), "") for c in ("params", "batch_stats"))
+    return {**params, **stored}
+
+
 def own(tree: Mapping[str, Any], path: str) -> dict[str, Array]:
     """The arrays directly at a path in a tree of linen variables."""
     for name in path.split("/") if path else []:
