@@ -43,13 +43,16 @@ from normjax.statistics import Statistics as Statistics
 from normjax.traits import diff as diff
 from normjax.traits import properties as properties
 
-_ON_FIRST_USE = ("interop", "layers", "linen", "nnx", "report", "study", "verify")
+_ON_FIRST_USE = {
+    name: f"normjax.{name}"
+    for name in (
+        "analysis", "interop", "layers", "linen", "nnx", "report", "study", "verify"
+    )
+} | {"surgery": "normjax.layers.surgery"}  # fmt: skip
 
 
 def __getattr__(name: str):
     """Load what needs Flax or an extra when it is first used."""
     if name in _ON_FIRST_USE:
-        return _importlib.import_module(f"normjax.{name}")
-    if name == "surgery":
-        return _importlib.import_module("normjax.layers.surgery")
+        return _importlib.import_module(_ON_FIRST_USE[name])
     raise AttributeError(f"module 'normjax' has no attribute {name!r}")
