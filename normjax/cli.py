@@ -1,4 +1,4 @@
-"""The command line: ``normjax run | report | spec | diff | verify``.
+"""The command line: ``normjax run | report | spec | diff | verify | analyze``.
 
 Exit status: 0 everything held; 1 something was run and did not hold; 2 the input is
 wrong.
@@ -6,6 +6,7 @@ wrong.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,12 +15,20 @@ import typer
 from rich.console import Console
 
 from normjax.family import FAMILY, card, markdown
-from normjax.pattern import PatternError
-from normjax.presets import PRESET_KEYS, PRESETS
-from normjax.records import suggest
+from normjax.presets import PRESETS as PRESETS
 from normjax.spec import NormSpec
-from normjax.terminal import out, show_checks, show_plan, show_verdicts, table, words
+from normjax.terminal import (
+    out,
+    progress_bar,
+    show_analysis,
+    show_checks,
+    show_plan,
+    show_verdicts,
+    table,
+    words,
+)
 from normjax.traits import diff
+from normjax.typed import InputError, is_dotted, resolve, shape_of
 
 app = typer.Typer(
     add_completion=False,
@@ -40,10 +49,6 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", help="FIELD=VALUE, for instance epsilon=1e-3 or groups=4."),
 ]
-
-
-class InputError(Exception):
-    """Something that the user can mend: one line, exit status 2."""
 
 
 @app.command("run")
@@ -138,7 +143,7 @@ def show_diff(
     """Show every property that replacing one layer by another changes."""
     ours, theirs = resolve(first, []), resolve(second, [])
     try:
-        found = diff(ours, theirs, None if shape is None else _shape(shape))
+        found = diff(ours, theirs, None if shape is None else shape_of(shape))
     except ValueError as error:
         raise InputError(str(error)) from None
     if not found:
@@ -197,6 +202,51 @@ def run_checks(
         raise typer.Exit(1)
 
 
+@app.command("analyze")
+def analyze_file(
+    source: Annotated[
+        str, typer.Argument(metavar="FILE", help=".npy, .npz[:MEMBER] or Parquet.")
+    ],
+    spec: Annotated[str, typer.Option(help="A preset, or a pattern like 'b [h w] c'.")],
+    set_: SetOption = None,
+    axis_names: Annotated[
+        str | None, typer.Option(help="Names of the file's axes, like 'b t c'.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Examples in a batch, for a layer that has one.")
+    ] = None,
+    out_: Annotated[
+        Path | None, typer.Option("--out", help="Folder; NAME-analysis if not given.")
+    ] = None,
+    keep: Annotated[int, typer.Option(help="Rows to keep of each flag.")] = 100,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an earlier analysis.")
+    ] = False,
+) -> None:
+    """Measure what a layer does to every group of a file of activations."""
+    from normjax import analysis, report
+
+    layer = resolve(spec, set_ or [])
+    folder = out_ or Path(f"{Path(source).name.partition('.')[0]}-analysis")
+    names = None if axis_names is None else axis_names.split()
+    with analysis.new_folder(folder, force) as draft, progress_bar(source) as progress:
+        tables = analysis.Tables(draft)
+        found = analysis.analyze(
+            source,
+            layer,
+            axis_names=names,
+            batch_size=batch_size,
+            keep=keep,
+            receive=tables.append,
+            progress=progress,
+        )
+        tables.finish()
+        analysis.save_record(found, draft)
+        report.write_activations(found, draft, shlex.join(["normjax", *sys.argv[1:]]))
+    show_analysis(found)
+    out.print(f"page: {folder / 'report.html'}", soft_wrap=True)
+
+
 def _show_invariances(evidence: Any) -> None:
     """The table, and what in it is undecided or not as predicted."""
     cells = evidence.invariances()
@@ -208,69 +258,9 @@ def _show_invariances(evidence: Any) -> None:
         raise typer.Exit(1)
 
 
-def resolve(layer: str, changes: list[str]) -> NormSpec:
-    """A spec from what a user typed.
-
-    Args:
-        layer: a preset, a pattern, or a layer of another library.
-        changes: ``field=value``; of another library's layer also its own arguments.
-
-    Returns:
-        The spec.
-
-    Raises:
-        InputError: if it is neither, or a field or value does not fit.
-
-    Example:
-        >>> resolve("layer_norm", ["epsilon=1e-3"])
-        NormSpec('... [c]', epsilon=0.001, affine='c')
-    """
-    values = {}
-    for text in changes:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise InputError(f"--set got {text!r}, expected FIELD=VALUE")
-        values[name.strip()] = _value(value.strip())
-    own = {k: values.pop(k) for k in PRESET_KEYS if k in values}
-    try:
-        if layer in PRESETS:
-            base = PRESETS[layer](**own)
-        elif layer in FAMILY and not own:
-            base = FAMILY[layer].layer
-            if not isinstance(base, NormSpec):
-                call = FAMILY[layer].call
-                raise InputError(f"{layer} is no NormSpec, but {call}: it has a card")
-        elif _dotted(layer):
-            values |= own
-            base = _convention(layer, values)
-        elif any(letter in layer for letter in "[]() .") and not own:
-            base = NormSpec(layer)
-        else:
-            known = PRESETS if own else FAMILY
-            raise InputError(f"there is no preset {layer!r}{suggest(layer, known)}")
-        return NormSpec.from_dict(base.replace(**values).to_dict())
-    except PatternError as error:
-        raise InputError(f"pattern: {error}") from None
-    except (TypeError, ValueError) as error:
-        raise InputError(str(error)) from None
-
-
-def _dotted(layer: str) -> bool:
-    """Whether it is written like torch.nn.LayerNorm, which is no pattern."""
-    return "." in layer and layer.replace(".", "").isidentifier()
-
-
-def _convention(layer: str, values: dict[str, Any]) -> NormSpec:
-    """Another library's layer; takes its own arguments out of the values."""
-    from normjax import interop
-
-    own = {k: values.pop(k) for k in interop.arguments(layer) if k in values}
-    return interop.convention(layer, **own)
-
-
 def _notes(layer: str) -> list[tuple[str, str]]:
     """What a card adds for another library's layer."""
-    if not _dotted(layer):
+    if not is_dotted(layer):
         return []
     from normjax import interop
 
@@ -290,7 +280,7 @@ def main() -> None:
             raise
         _fail(f"{package} is missing: pip install 'normjax[study,data]'")
     except ValueError as error:
-        if type(error).__name__ != "ConfigError":
+        if type(error).__name__ not in ("ConfigError", "AnalysisError"):
             raise
         _fail(str(error))
 
@@ -306,25 +296,3 @@ def _studies() -> tuple[Any, Any]:
     from normjax import report, study
 
     return study, report
-
-
-def _value(text: str) -> Any:
-    """Numbers, true, false, null; everything else is text."""
-    words = {"true": True, "false": False, "null": None, "none": "none"}
-    if text.lower() in words:
-        return words[text.lower()]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(
-            f"--shape got {text!r}, expected numbers like 8,5,16"
-        ) from None

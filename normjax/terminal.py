@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -93,3 +95,48 @@ def show_checks(checks: Sequence[Any]) -> None:
         f"{held} of {len(checks)} held on jax {jax.__version__}, {device.platform} "
         f"({device.device_kind})"
     )
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error, if that is a terminal; yields (done, total) → None."""
+    errors = Console(stderr=True)
+    shown = "{task.percentage:>3.0f} %"
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn(shown)
+    with Progress(
+        *columns, TimeRemainingColumn(), console=errors, disable=not errors.is_terminal
+    ) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def show_analysis(found: Any) -> None:
+    """The spread of every measure, and how many rows each flag has."""
+    rows = table("measure", "lowest", "median about", "highest")
+    for one in found.distributions.values():
+        histogram = one.histogram
+        ends = [histogram.lowest, histogram.highest]
+        low, high = (
+            "–" if end is None else f"{end.value:.3g} at {_place(one.axes, end.index)}"
+            for end in ends
+        )
+        lower, upper = histogram.quantile(0.5)
+        rows.add_row(one.measure.label, low, f"{(lower * upper) ** 0.5:.2g}", high)
+    out.print(rows)
+    rows = table("flag", "rows", "says", "worst at")
+    for one in found.findings.values():
+        count, index = one.found.count, one.found.index
+        worst = _place(one.axes, index[0].tolist()) if len(index) else ""
+        style = "bold red" if count else ""
+        counted = Text(f"{count:,}" if count else "none", style)
+        rows.add_row(one.flag.name, counted, one.flag.meaning, worst)
+    out.print(rows)
+    rest = found.remainder
+    if rest is not None:
+        out.print(f"the last batch has {rest.batch_size} examples; the page shows it")
+    elif found.left_out:
+        out.print(f"{found.left_out} examples behind the last whole batch are left out")
+
+
+def _place(axes: Sequence[str], index: Sequence[int]) -> str:
+    return ", ".join(f"{axis} {i}" for axis, i in zip(axes, index, strict=True))

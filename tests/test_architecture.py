@@ -54,6 +54,7 @@ ROWS = (
     "study",
     "report",
     "terminal",
+    "typed",
     "cli",
     "experiments",
 )

@@ -34,6 +34,8 @@ from normjax.analysis.source import Source
 from normjax.analysis.tally import Flagged, Histogram
 from normjax.spec import NormSpec
 
+# Equal examples have a gap of 0 to rounding, so only such are compared bit by bit.
+NEARLY = 0.02
 Table = dict[str, np.ndarray]
 Receive = Callable[[str, Table], None]
 
@@ -82,9 +84,8 @@ class Tally:
         self._groups(table, self.cut.index(self.unit, units))
         if self.cut.met:
             columns = {n: np.asarray(c)[:units] for n, c in parts[1].items()}
-            good = (table["bad"].reshape(units, -1) == 0).all(axis=1)
             flat = rows.reshape(units, self.cut.rows, -1)
-            self._examples(flat, columns, good, parts[2])
+            self._examples(flat, columns, parts[2])
         self.unit += units
         self.row += units * self.cut.rows
 
@@ -106,6 +107,8 @@ class Tally:
 
     def _groups(self, table: Table, index: np.ndarray) -> None:
         axes = self.cut.axes
+        names = [measure.name for measure in group_measures()]
+        table = {name: table[name] for name in (*names, "largest", "bad")}
         self.receive("groups", dict(zip(axes, index.T, strict=True)) | table)
         self.groups += len(index)
         finite = table["bad"] == 0
@@ -124,21 +127,19 @@ class Tally:
                 chosen = finite & ~flat & (number >= RISK)
             self._flag(flag, axes, chosen, number, index)
 
-    def _examples(
-        self, rows: np.ndarray, columns: Table, good: np.ndarray, matrices: Any
-    ) -> None:
-        """Whole batches; of one with a number that is not finite only those numbers.
+    def _examples(self, rows: np.ndarray, columns: Table, matrices: Any) -> None:
+        """Whole batches; nobody is compared where all groups are left out.
 
         Args:
             rows: (batches, examples, numbers).
             columns: arrays (batches, examples).
-            good: which batches are finite.
-            matrices: their influence matrices.
+            matrices: the influence matrix of each.
         """
         batches, size = rows.shape[:2]
+        good = columns["seen"][:, 0] > 0
         first = self.row + size * np.arange(batches)
         index = first[:, None] + np.arange(size)
-        bad = np.where(good[:, None], 0, (~np.isfinite(rows)).sum(axis=2))
+        bad = (~np.isfinite(rows)).sum(axis=2)
         broken, repeated, alike, pulled, dominant = EXAMPLE_FLAGS
         places = index.reshape(-1, 1)
         one = ("example",)
@@ -146,22 +147,28 @@ class Tally:
         if not good.any():
             return
         ghost = ghosts(self.cut.layout, self.cut.spec.example)
-        pairs = [twins(batch, ghost) for batch in rows[good]]
-        twin, later = (np.stack(part) for part in zip(*pairs, strict=True))
         table = {name: column[good] for name, column in columns.items()}
+        pairs = [
+            twins(batch, ghost, gap < NEARLY)
+            for batch, gap in zip(rows[good], table["gap"], strict=True)
+        ]
+        twin, later = (np.stack(part) for part in zip(*pairs, strict=True))
         again = twin >= 0
         table["gap"] = np.where(again, 0, table["gap"]).astype(table["gap"].dtype)
         table["nearest"] = np.where(again, twin, table["nearest"])
         for name in ("companion", "nearest"):
             table[name] = table[name] + first[good][:, None]
         table["repeats"] = np.where(later, table["nearest"], -1)
-        table = {name: column.reshape(-1) for name, column in table.items()}
+        names = [measure.name for measure in EXAMPLE_MEASURES]
+        names += [name for name in table if name not in names]
+        table = {name: table[name].reshape(-1) for name in names}
         index, later, again = index[good].reshape(-1), later.ravel(), again.ravel()
         numbers = np.repeat(self.unit + np.flatnonzero(good), size)
         self.receive("examples", {"example": index, "batch": numbers} | table)
         self.examples += len(index)
         near = ~again & (table["likeness"] >= LIKENESS)
-        near &= self.cut.values >= FEWEST_VALUES
+        values = table["seen"] * (self.cut.values / self.cut.groups)
+        near &= values >= FEWEST_VALUES
         most = min(LEVERAGE, MOST_OF_IT * size)
         to_nearest = np.stack([index, table["nearest"]], axis=1)
         to_companion = np.stack([index, table["companion"]], axis=1)
@@ -209,12 +216,15 @@ class Tally:
         self.findings[flag.name] = Finding(flag, axes, found)
 
 
-def twins(rows: np.ndarray, ghost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def twins(
+    rows: np.ndarray, ghost: np.ndarray, some: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Examples of one batch that are equal bit for bit (0 and −0 count as equal).
 
     Args:
         rows: (examples, numbers).
         ghost: which examples are normalized together.
+        some: which examples to compare.
 
     Returns:
         For each example one that equals it (the first, and of the first the second; −1
@@ -222,12 +232,14 @@ def twins(rows: np.ndarray, ghost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     Example:
         >>> rows = np.array([[1.0], [2.0], [1.0], [1.0]])
-        >>> [found.tolist() for found in twins(rows, np.zeros(4, int))]
+        >>> found = twins(rows, np.zeros(4, int), np.ones(4, bool))
+        >>> [part.tolist() for part in found]
         [[2, -1, 0, 0], [False, False, True, True]]
     """
     twin, later = np.full(len(rows), -1), np.zeros(len(rows), bool)
     seen: dict[tuple[int, bytes], int] = {}
-    for i, row in enumerate(rows + np.zeros((), rows.dtype)):
+    for i in np.flatnonzero(some).tolist():
+        row = rows[i] + np.zeros((), rows.dtype)
         earlier = seen.setdefault((int(ghost[i]), row.tobytes()), i)
         if earlier != i:
             twin[i], later[i] = earlier, True

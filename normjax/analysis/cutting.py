@@ -196,7 +196,7 @@ def _by_batch(source: Source, spec: NormSpec, axis_names, rows: int) -> Cut:
         leading=1,
         rows=rows,
         units=source.shape[0] // rows,
-        piece=max(1, PIECE_BYTES // max(size, 16 * rows * rows)),
+        piece=max(1, PIECE_BYTES // max(size, 4 * rows * rows)),
         axes=("batch", *(names[i] for i in unit.mapped)),
         sizes=(source.shape[0] // rows, *unit.mapped_shape),
     )
@@ -245,7 +245,7 @@ def _check_places(layout: Layout, given: tuple[str, ...]) -> None:
 def _checked(cut: Cut) -> Cut:
     """Trace the programs once: what the layer refuses is said before any reading."""
     x = jax.ShapeDtypeStruct(cut.layout.shape, jnp.float32)
-    jax.eval_shape(partial(of_groups, cut.spec, cut.layout), x)
+    groups = jax.eval_shape(partial(of_groups, cut.spec, cut.layout), x)
     if cut.coupled:
-        jax.eval_shape(partial(of_examples, cut.spec, cut.layout), x)
+        jax.eval_shape(partial(of_examples, cut.spec, cut.layout), x, groups)
     return cut

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from normjax.analysis.measures import DTYPES
+from normjax.analysis.measures import DTYPES, STABILIZED
 from normjax.coupling import influence
 from normjax.functional import normalize
 from normjax.layout import Layout
@@ -55,43 +55,58 @@ def of_groups(spec: NormSpec, layout: Layout, x: Array) -> Columns:
     return {name: array.reshape(-1) for name, array in columns.items()}
 
 
-def of_examples(spec: NormSpec, layout: Layout, x: Array) -> tuple[Columns, Array]:
+def of_examples(
+    spec: NormSpec, layout: Layout, x: Array, groups: Columns
+) -> tuple[Columns, Array]:
     """Who moves whom in one batch, and who is nearly the same.
+
+    Groups that are not finite, or where ε decides the size (ρ ≥ 1/2), are left out: the
+    gain of one dead channel, 1/√ε, would drown all others.
 
     Args:
         spec: the layer.
         layout: of its pattern on one batch.
         x: one batch.
+        groups: the columns of its groups.
 
     Returns:
         Arrays (examples,), and the influence matrix (examples, examples). ``companion``
-        is the one that moves an example most, ``nearest`` the one most like it.
+        moves an example most, ``nearest`` is the one most like it; ``seen``
+        is how many groups were not left out.
     """
-    matrix = influence(spec, x)
-    group = jnp.asarray(ghosts(layout, spec.example))
-    together = (group[:, None] == group[None]) & ~jnp.eye(len(group), dtype=bool)
+    seen = groups["bad"] == 0
+    if spec.divide != "none":
+        seen = seen & (groups["share"] < STABILIZED)
+    mask = jnp.broadcast_to(seen.reshape(layout.keep_shape), layout.view_shape)
+    mask = mask.reshape(x.shape)
+    matrix = influence(spec, x, mask=mask)
+    ghost = jnp.asarray(ghosts(layout, spec.example))
+    together = (ghost[:, None] == ghost[None]) & ~jnp.eye(len(ghost), dtype=bool)
     own, others = jnp.diagonal(matrix), jnp.where(together, matrix, 0)
     moves = jnp.sqrt(jnp.sum(others**2, axis=0))
     everything = jnp.sum(others**2)
     most = jnp.max(others, axis=1)
     ratio = most / jnp.where(own > 0, own, 1)
     share = moves**2 / jnp.where(everything > 0, everything, 1)
-    y = normalize(spec, x).astype(matrix.dtype).reshape(len(group), -1)
+    y = normalize(spec.replace(masked_output="zero"), x, mask=mask)
+    y = y.astype(matrix.dtype).reshape(len(ghost), -1)
     size = jnp.sqrt(jnp.sum(y**2, axis=1, keepdims=True))
     unit = y / jnp.where(size > 0, size, 1)
+    # Examples at the mean are the same as each other, and as no other one.
+    unit = jnp.concatenate([unit, (size == 0).astype(unit.dtype)], axis=1)
     cosine = jnp.where(together, jnp.matmul(unit, unit.T, precision="highest"), -1)
-    nearest = jnp.argmax(cosine, axis=1)
     likeness = jnp.clip(jnp.max(cosine, axis=1), -1, 1)
     columns = {
         "pull": jnp.where(own > 0, ratio, jnp.where(most > 0, jnp.inf, 0)),
-        "leverage": share * len(moves),
+        "leverage": share * len(ghost),
         "gap": jnp.sqrt(2 - 2 * likeness),
+        "likeness": likeness,
         "own": own,
         "moves": moves,
         "moved": jnp.sqrt(jnp.sum(others**2, axis=1)),
-        "likeness": likeness,
         "companion": jnp.argmax(others, axis=1),
-        "nearest": nearest,
+        "nearest": jnp.argmax(cosine, axis=1),
+        "seen": jnp.broadcast_to(jnp.sum(seen), own.shape),
     }
     return columns, matrix
 
@@ -130,7 +145,7 @@ def measured(
 
     def one_unit(x: Array):
         groups = of_groups(spec, layout, x)
-        return (groups, *of_examples(spec, layout, x)) if coupled else (groups,)
+        return (groups, *of_examples(spec, layout, x, groups)) if coupled else (groups,)
 
     def piece(x: Array):
         parts = x.reshape(units, *layout.shape)

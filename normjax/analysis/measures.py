@@ -148,8 +148,8 @@ EXAMPLE_FLAGS = (
     Flag(
         "not_finite_example",
         "bad",
-        "entries that are NaN or infinite; all of the batch is left out",
-        "one such entry makes the groups of all companions NaN",
+        "entries that are NaN or infinite",
+        "one such entry makes its group NaN for all companions",
     ),
     Flag(
         "repeated",

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
-import re
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from normjax import study
 from normjax.report import figures
+from normjax.report.activations import write_activations as write_activations
+from normjax.report.html import change as change
+from normjax.report.html import interval as interval
+from normjax.report.html import number as number
+from normjax.report.html import p_value as p_value
+from normjax.report.html import render
 
 
 def write(run: str | Path) -> Path:
@@ -39,29 +40,15 @@ def write(run: str | Path) -> Path:
             f"{run} holds no finished run: analysis.json is missing"
         )
     analysis = json.loads(path.read_text(encoding="utf-8"))
-    template = jinja2.Environment(
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    template.filters |= {
-        "number": number,
-        "change": change,
-        "p": p_value,
-        "interval": interval,
-    }
-    source = resources.files("normjax.report").joinpath("page.html").read_text("utf-8")
     page = results.folder / "report.html"
-    page.write_text(
-        template.from_string(source).render(
-            plan=results.plan,
-            provenance=results.provenance,
-            analysis=analysis,
-            **_drawings(results, analysis),
-        ),
-        encoding="utf-8",
+    text = render(
+        "page.html",
+        plan=results.plan,
+        provenance=results.provenance,
+        analysis=analysis,
+        **_drawings(results, analysis),
     )
+    page.write_text(text, encoding="utf-8")
     return page
 
 
@@ -126,48 +113,3 @@ def _export(
         exact = results.plan["seeds"] is None
         joined = joined.sort(keys).drop("seed") if exact else joined.sort(keys)
         joined.write_csv(folder / f"{metric}.csv")
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    """A number for readers: three significant digits, a real minus sign."""
-    if value is None:
-        return "–"
-    text = f"{value:.{digits}g}"
-    if "e" in text:
-        mantissa, exponent = text.split("e")
-        text = f"{mantissa}·10{_raised(int(exponent))}"
-    return text.replace("-", "−")
-
-
-def interval(paired: Mapping[str, Any]) -> str:
-    """A mean with its 95 % interval, all to two digits of the interval's width."""
-    mean, low, high = (paired[name] for name in ("mean", "low", "high"))
-    if low is None:
-        return "no interval"
-    width = high - low
-    decimals = 3 if width == 0 else max(0, 1 - math.floor(math.log10(width)))
-    if decimals > 6:
-        return f"{number(mean)} [{number(low)}, {number(high)}]"
-    text = f"{mean:.{decimals}f} [{low:.{decimals}f}, {high:.{decimals}f}]"
-    return text.replace("-", "−")
-
-
-def p_value(value: float) -> str:
-    """A p value: two digits, and a bound below 0.0001."""
-    return "< 0.0001" if value < 1e-4 else f"{value:.2g}"
-
-
-def change(item: Mapping[str, Any]) -> str:
-    """One property of an arm as text."""
-    return f"{item['name']}: {_value(item['before'])} → {_value(item['after'])}"
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "none"}[value]
-    return re.sub(r"[{}'\"]", "", str(value))
-
-
-def _raised(exponent: int) -> str:
-    digits = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-    return str(exponent).translate(digits)

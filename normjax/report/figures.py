@@ -87,7 +87,7 @@ def forest(contrasts: Sequence[Mapping[str, Any]], label: str, within=None) -> s
         axes.set_ylim(-0.6, len(names) - 0.4)
         axes.set_xlabel(f"difference in {label}: mean, 95 % interval, every seed")
         axes.grid(visible=False, axis="y")
-        return _svg(figure)
+        return svg(figure)
 
 
 def paired(results: Results, metric: str, label: str) -> str:
@@ -125,7 +125,7 @@ def paired(results: Results, metric: str, label: str) -> str:
             axes.grid(visible=False, axis="x")
         for row in grid:
             row[0].set_ylabel(label)
-        return _svg(figure)
+        return svg(figure)
 
 
 def _slopes(
@@ -199,7 +199,7 @@ def learning_curves(
         axes.set_ylabel(label)
         if np.isfinite(bottom):
             axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=9)
-        return _svg(figure)
+        return svg(figure)
 
 
 def predicted(results: Results, metric: str) -> str:
@@ -220,7 +220,7 @@ def predicted(results: Results, metric: str) -> str:
         axes.set_xlabel(labels.get("coordinate", "coordinate"))
         axes.set_ylabel(labels.get(metric, metric))
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
-        return _svg(figure)
+        return svg(figure)
 
 
 def bounded(results: Results, metric: str) -> str:
@@ -253,7 +253,7 @@ def bounded(results: Results, metric: str) -> str:
         panels[0].legend(fontsize=8, labelspacing=0.3)
         figure.supxlabel(labels.get("coordinate", "coordinate"), fontsize=9.5)
         figure.supylabel(labels.get(metric, metric), fontsize=9.5)
-        return _svg(figure)
+        return svg(figure)
 
 
 def _under(axes: Axes, curve: pl.DataFrame, bound: pl.DataFrame) -> None:
@@ -296,7 +296,7 @@ def _wrapped(name: str) -> str:
     return f"{name[: cut + 1]}\n{name[cut + 1 :]}"
 
 
-def _svg(figure: Figure) -> str:
+def svg(figure: Figure) -> str:
     """SVG without the XML prologue, so that it stands inside HTML."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
