@@ -1,5 +1,6 @@
 """Jacobian geometry of real activations: what a layer does to every group of a file."""
 
+from normjax.analysis.models import analyze_model as analyze_model
 from normjax.analysis.record import ActivationAnalysis as ActivationAnalysis
 from normjax.analysis.record import Distribution as Distribution
 from normjax.analysis.record import Finding as Finding

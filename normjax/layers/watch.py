@@ -69,8 +69,8 @@ def norm_layers(
         variables: of a linen model; None for nnx.
         args: what the model is called with. An nnx model needs no call, but then
             shapes are unknown; nothing is computed.
-        kwargs: as of ``model.apply``; of an nnx model keywords of its call, and
-            ``method``, the name of another method.
+        kwargs: as of ``model.apply``, ``mutable`` without effect; of an nnx model
+            keywords of its call, and ``method``, the name of another method.
 
     Returns:
         By path, in the order of the calls; what was not called comes last.
@@ -191,8 +191,9 @@ def observe(model: Any, variables: Any, args: Any, kwargs: Any, around: Around) 
         method = kwargs.pop("method", "__call__")
         return getattr(watched(model, around), method)(*args, **kwargs)
     changing = [name for name in variables if name != "params"]
+    kwargs = kwargs | {"mutable": changing}
     with intercepted(around):
-        return model.apply(variables, *args, mutable=changing, **kwargs)
+        return model.apply(variables, *args, **kwargs)
 
 
 def abstractly(
