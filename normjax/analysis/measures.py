@@ -65,7 +65,11 @@ def group_measures() -> tuple[Measure, ...]:
         for dtype in DTYPES
     ]
     return (
-        Measure("share", "stabilizer share ρ", "1: linear; 0: no scale passes"),
+        Measure(
+            "share",
+            "stabilizer share ρ",
+            "ε/(v + ε): 0: the scale of x is lost, 1: it passes",
+        ),
         Measure("radial", "radial gain ρ/s", "how far a change of size moves x̂"),
         Measure("tangential", "tangential gain 1/s", "how far all else moves x̂"),
         Measure(

@@ -112,13 +112,13 @@ def moved(strongest: Strongest) -> str:
     ratio = matrix / np.where(own > 0, own, np.nan)[:, None]
     np.fill_diagonal(ratio, np.nan)
     size, first = len(matrix), strongest.first
-    span = (first - 0.5, first + size - 0.5)
+    low, high = first - 0.5, first + size - 0.5
     with mpl.rc_context({**STYLE, "axes.grid": False}):
         figure = Figure(figsize=(6.6, 5.2), layout="constrained")
         axes = figure.add_subplot()
         tint = mpl.colormaps["viridis"].with_extremes(bad="#e8e8e8")
         shown = axes.imshow(
-            ratio, cmap=tint, extent=(*span, *span[::-1]), interpolation="nearest"
+            ratio, cmap=tint, extent=(low, high, high, low), interpolation="nearest"
         )
         if np.isfinite(ratio).any():
             i, j = np.unravel_index(np.nanargmax(ratio), ratio.shape)
@@ -155,8 +155,9 @@ def _bars(axes: Axes, histogram: Histogram, tint: str) -> None:
             axes.text(
                 median,
                 0.98,
-                f" median {median:.2g}",
+                f" median {median:.2g} ",
                 transform=axes.get_xaxis_transform(),
+                ha="left" if median < middle else "right",
                 va="top",
                 fontsize=8,
             )
