@@ -222,8 +222,9 @@ def _names(source: Source, layout: Layout, given) -> list[str]:
     if given is not None:
         _check_places(layout, given)
     taken = {"batch", "examples", *(measure.name for measure in group_measures())}
-    for name in names:
-        if names.count(name) > 1 or name in taken or not name.isidentifier():
+    for name in {*names, *(given or ())}:
+        twice = names.count(name) > 1 or (given or ()).count(name) > 1
+        if twice or name in taken or not name.isidentifier():
             raise AnalysisError(
                 f"axis name {name!r} is no name, stands twice or is a column of the "
                 "tables: choose others with axis names"

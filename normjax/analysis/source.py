@@ -101,7 +101,7 @@ def _located(text: str) -> tuple[Path, str | None]:
 def _checked(source: Source) -> Source:
     """Floats, and at least one of them."""
     dtype = source.dtype
-    if dtype.kind == "V" and dtype.name not in FLOATS:
+    if dtype.kind == "V" and dtype.names is None and dtype.name not in FLOATS:
         hint = "NumPy stores bfloat16 so: save it as float32"
         raise AnalysisError(f"{source.name} has raw bytes (dtype {dtype.str}); {hint}")
     if dtype.newbyteorder("=").name not in FLOATS:

@@ -1,4 +1,4 @@
-"""The numbers of every group against NumPy in float64, whatever the file and its cut."""
+"""The numbers of every group against NumPy in float64, in any file and cut."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def oracle(x: np.ndarray, epsilon: float, center: bool = True) -> dict[str, np.n
 
 
 def activations(dtype: str, rows: int = 90) -> np.ndarray:
-    """Offsets, a constant row, zeros, NaN, inf, an overflow of float16, tiny numbers."""
+    """Offsets, a constant row, zeros, NaN, inf, overflow of float16, tiny numbers."""
     rng = np.random.default_rng(66)
     x = rng.normal(size=(rows, 12)) * np.exp(rng.normal(0, 2, (rows, 1)))
     x += rng.normal(0, 3, (rows, 1)) * 2.0 ** rng.integers(0, 4, (rows, 1))

@@ -21,8 +21,9 @@ def sample(size: int = 400) -> np.ndarray:
     return values
 
 
-def places(count: int, first: int = 0) -> np.ndarray:
-    return np.stack([np.arange(first, first + count) // 7] * 2, axis=1) + [0, 3]
+def places(count: int) -> np.ndarray:
+    row = np.arange(count) // 7
+    return np.stack([row, row + 3], axis=1)
 
 
 def added(values: np.ndarray, cuts: list[int]) -> Histogram:
