@@ -17,9 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from normjax.arguments import bind, second_moment
+from normjax.arguments import bind, example_axes, second_moment
 from normjax.layout import Layout
-from normjax.pattern import ELLIPSIS
 from normjax.records import check_choice, check_number
 from normjax.spec import NormSpec, Running, check_numbers
 from normjax.statistics import Moments, Statistics, at_least, divide_or_zero
@@ -316,7 +315,7 @@ def _stored_axes(spec: NormSpec, layout: Layout) -> tuple[int, ...]:
 
 def _per_entry(spec: NormSpec, state: State, moments: Moments) -> Moments:
     """Merge the axes that belong to examples, which the state does not have."""
-    axes = _example_axes(spec, moments.mean.ndim)
+    axes = example_axes(spec, moments.mean.ndim)
     kept = [size for i, size in enumerate(moments.mean.shape) if i not in axes]
     if tuple(kept) != state.mean.shape:
         raise ValueError(
@@ -325,23 +324,3 @@ def _per_entry(spec: NormSpec, state: State, moments: Moments) -> Moments:
             "inputs that agree in the mapped axes"
         )
     return merge_moments(moments, axes) if axes else moments
-
-
-def _example_axes(spec: NormSpec, ndim: int) -> tuple[int, ...]:
-    """Positions of the example's axes among ``ndim`` mapped axes."""
-    pattern = spec.parsed
-    names = list(pattern.mapped)
-    if ELLIPSIS in names:
-        at = names.index(ELLIPSIS)
-        names[at : at + 1] = [ELLIPSIS] * (ndim - len(names) + 1)
-    if len(names) != ndim:
-        raise ValueError(
-            f"moments have {ndim} axes, expected those that '{pattern}' maps, "
-            f"{' '.join(pattern.mapped)}: take nj.moments of this spec"
-        )
-    owner = pattern.example(spec.example)
-    if owner is None:
-        return ()
-    if owner.name == ELLIPSIS:  # of a `...` its first axis
-        return tuple(i for i, name in enumerate(names) if name == ELLIPSIS)[:1]
-    return tuple(i for i, name in enumerate(names) if name in owner.names)

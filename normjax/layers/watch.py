@@ -200,6 +200,8 @@ def abstractly(
     function: Any, model: Any, variables: Any, args: Any, kwargs: Any, around: Around
 ) -> Any:
     """``observe`` with shapes alone; arguments that are no arrays stay as they are."""
+    if isinstance(variables, Mapping):  # what is missing has a shape all the same
+        variables = {"batch_stats": {}, **variables}
     leaves, tree = jax.tree.flatten((variables, args, kwargs))
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array | np.ndarray)]
 
