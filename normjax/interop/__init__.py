@@ -15,6 +15,11 @@ from normjax.interop.conversion import to_keras as to_keras
 from normjax.interop.conversion import to_torch as to_torch
 from normjax.interop.folding import Folded as Folded
 from normjax.interop.folding import fold as fold
+from normjax.interop.layerwise import LayerParity as LayerParity
+from normjax.interop.layerwise import ParityReport as ParityReport
+from normjax.interop.layerwise import linen_activations as linen_activations
+from normjax.interop.layerwise import parity as parity
+from normjax.interop.layerwise import torch_activations as torch_activations
 from normjax.interop.record import Convention as Convention
 from normjax.interop.separable import Rewritten as Rewritten
 from normjax.interop.separable import absorb_epsilon as absorb_epsilon

@@ -186,10 +186,11 @@ def torch_arrays(source: Any) -> dict[str, np.ndarray]:
             f"the PyTorch model is a {type(source).__name__}, expected a module or its "
             "state_dict()"
         )
-    return {str(name): _array(value) for name, value in state.items()}
+    return {str(name): array_of(value) for name, value in state.items()}
 
 
-def _array(value: Any) -> np.ndarray:
+def array_of(value: Any) -> np.ndarray:
+    """A tensor or an array of any library, on the host."""
     if not hasattr(value, "detach"):
         return np.asarray(value)
     value = value.detach().cpu()

@@ -233,9 +233,10 @@ def _kind(
     distinct = {tuple(_acts(kind, own)): name for name, kind in fitting.items()}
     if len(distinct) > 1:
         names = ", ".join(fitting)
+        model = "" if prefix in known.kinds else ", or give the model, which may know"
         raise ValueError(
             f"{title}: the shapes of {prefix or 'the layer'} {other} fit {names}: say "
-            f"kinds={{{layer!r}: ...}}, or give the model in place of its arrays"
+            f"kinds={{{layer!r}: ...}}{model}"
         )
     if fitting:
         return next(iter(fitting.values()))

@@ -127,7 +127,7 @@ def test_one_layer(case: str):
     )
     state = module.state_dict()
     # The classes of a module and the shapes of a state dict say the same.
-    said = {"kinds": {"": "conv"}} if case == "conv 1d" else words
+    said: Any = {"kinds": {"": "conv"}} if case == "conv 1d" else words
     jax.tree.map(
         np.testing.assert_array_equal, from_torch(state, shapes, **said), variables
     )
@@ -333,7 +333,8 @@ def test_linen_to_nnx_and_a_counter_for_a_norm_that_counts():
     nnx.update(model, state)
     x = jnp.ones((3, 4), jnp.float32)
     y = model.norm(model.layers[0](x), use_running_average=True)
-    np.testing.assert_allclose(y, Linen().apply(source, x), rtol=1e-6)
+    expected: Any = Linen().apply(source, x)
+    np.testing.assert_allclose(y, expected, rtol=1e-6)
     assert found["norm"]["count"].tolist() == [0] * 6
     kernel = source["params"]["Dense_0"]["kernel"]
     np.testing.assert_array_equal(found["layers"][0]["kernel"], kernel)
