@@ -42,7 +42,8 @@ def from_torch(
     """The variables of a Flax model with the arrays of a PyTorch model.
 
         Linear (O, I) → (I, O)       Conv (O, I/g, ...) → (..., I/g, O)
-        ConvTranspose (I, O, ...) → (..., I, O), positions reversed
+        ConvTranspose (I, O, ...) → (..., I, O), positions reversed; padding p is
+            Flax's (k − 1 − p, k − 1 − p + output_padding)
         weight, bias, running_mean, running_var → scale, bias, mean, var
         in_proj of MultiheadAttention → kernels (E, heads, d) of query, key and value
 
@@ -112,6 +113,15 @@ def to_torch(
 
     Raises:
         ValueError: as ``from_torch``.
+
+    Example:
+        >>> import torch, normjax as nj  # doctest: +SKIP
+        >>> module = torch.nn.Linear(4, 6)  # doctest: +SKIP
+        >>> shapes = {"params": {"kernel": np.empty((4, 6)), "bias": np.empty(6)}}
+        >>> variables = nj.interop.from_torch(module, shapes)  # doctest: +SKIP
+        >>> state = nj.interop.to_torch(variables, module)  # doctest: +SKIP
+        >>> torch.equal(state["weight"], module.weight)  # doctest: +SKIP
+        True
     """
     wanted = Wanted.of(names, kinds, flatten, ignore)
     state, known = torch_arrays(like), torch_known(like)
@@ -145,6 +155,17 @@ def from_keras(
 
     Raises:
         ValueError: as ``from_torch``.
+
+    Example:
+        >>> import numpy as np, normjax as nj
+        >>> weights = {"norm/gamma": np.float32([1, 2]), "norm/beta": np.zeros(2, "f4")}
+        >>> shapes = {"scale": np.empty(2), "bias": np.empty(2)}
+        >>> template = {"params": {"LayerNorm_0": shapes}}
+        >>> found = nj.interop.from_keras(
+        ...     weights, template, names={"LayerNorm_0": "norm"}
+        ... )
+        >>> found["params"]["LayerNorm_0"]["scale"].tolist()
+        [1.0, 2.0]
     """
     wanted = Wanted.of(names, kinds, None, ignore)
     state = keras_arrays(source)
@@ -177,6 +198,13 @@ def to_keras(
 
     Raises:
         ValueError: as ``from_torch``.
+
+    Example:
+        >>> import numpy as np, normjax as nj
+        >>> variables = {"params": {"norm": {"scale": np.float32([1, 2])}}}
+        >>> like = {"norm/scale": np.zeros(2)}  # of an RMSNormalization
+        >>> nj.interop.to_keras(variables, like)["norm/scale"].tolist()
+        [1.0, 2.0]
     """
     wanted = Wanted.of(names, kinds, None, ignore)
     state = keras_arrays(like)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -257,8 +258,9 @@ def _measured(
 ) -> tuple[float, dict[str, float]]:
     apart, together, enters = calls
     x = jnp.asarray(x)
-    size = float(jnp.max(jnp.abs(enters(x)), initial=0))
-    want, got = (np.asarray(y) for y in (apart(layer, x), together(folded, x)))
+    size = float(np.abs(np.asarray(jax.jit(enters)(x), np.float64)).max(initial=0))
+    want = np.asarray(jax.jit(apart)(dict(layer), x))
+    got = np.asarray(jax.jit(together)(folded, x))
     if want.shape != got.shape:
         raise ValueError(
             f"apply gave shape {got.shape} and before {want.shape}: it must be the "

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from normjax import running
 from normjax.functional import normalize
@@ -96,8 +97,13 @@ def _at(
         given = {name: jnp.asarray(array) for name, array in params.items()}
         stored = Statistics(jnp.asarray(mean), jnp.asarray(variance))
         x = jnp.full(shape, value, jnp.float64)
-        y = np.asarray(normalize(plain, x, given or None, moments=stored))
+        y = np.asarray(_normalized(plain, x, given or None, stored))
     return y[tuple(index)]
+
+
+@jax.jit
+def _normalized(spec: NormSpec, x: Array, params: Any, stored: Statistics) -> Array:
+    return normalize(spec, x, params, moments=stored)
 
 
 def _owners(spec: NormSpec, with_statistics: bool) -> list[Dimension]:

@@ -16,6 +16,7 @@ from normjax.interop import fold
 # 64 u times a fan-in of at most 100, in float64.
 CLOSE = 64 * 2.0**-53 * 100
 KEY = jax.random.key(0)
+normalize = jax.jit(nj.normalize)
 
 
 def random(*shape: int, dtype: Any = np.float64, seed: int = 0) -> jax.Array:
@@ -212,11 +213,11 @@ def test_the_affine_part_into_the_next_layer(spec, layer, layout):
     flat = np.asarray(folded.params["kernel"])
     flat = flat.T if layout == "o i" else flat.reshape(4, 6)
     assert folded.rest is not None
-    rest = np.asarray(nj.normalize(folded.rest, x)) @ flat
+    rest = np.asarray(normalize(folded.rest, x)) @ flat
     rest = rest + np.ravel(folded.params.get("bias", 0))
     kernel = np.asarray(layer["kernel"])
     kernel = kernel.T if layout == "o i" else kernel.reshape(4, 6)
-    whole = np.asarray(nj.normalize(spec, x, params)) @ kernel
+    whole = np.asarray(normalize(spec, x, params)) @ kernel
     np.testing.assert_allclose(rest, whole + np.ravel(layer.get("bias", 0)), rtol=1e-12)
 
 
@@ -235,8 +236,13 @@ def test_whatever_stores_statistics_folds(spec: nj.NormSpec, shape: tuple[int, .
     """N42, N79: also what takes each example's own in training; State as it is."""
     x = random(*shape, seed=5) * 2 + 1
     params = {name: random(4, seed=6) for name in nj.init(spec, shape)}
-    state = nj.running.init(spec, shape)
-    state = nj.running.update(spec, state, nj.moments(spec, x))
+    fresh = nj.running.init(spec, shape)
+
+    @jax.jit
+    def update(x: jax.Array) -> nj.running.State:
+        return nj.running.update(spec, fresh, nj.moments(spec, x))
+
+    state = update(x)
     layer = {"kernel": random(4, 6), "bias": random(6, seed=5)}
     folded = fold(layer, spec, params, state, order="before", x=x)
     assert folded.ok

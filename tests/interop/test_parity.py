@@ -1,4 +1,4 @@
-"""Planted faults: the report names the layer, and the phase in which it shows."""
+"""N87, planted faults: the report names the layer, and the phase in which it shows."""
 
 from __future__ import annotations
 
