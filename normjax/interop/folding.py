@@ -40,7 +40,8 @@ class Folded:
         rest: the norm that still stands beside the layer; None: it is gone.
         bound: what ``error`` is at most: 2 (n + 5) u T, with u of the kernel's dtype,
             n the fan-in, and T the largest sum of |terms| of an output, in which a
-            kernel's share is multiplied by |a| = |scale|/S.
+            kernel's share is multiplied by |a| = |scale|/S. It is for products in that
+            dtype: on GPUs and TPUs ``jax.default_matmul_precision("float32")``.
         fan_in: n, the number of terms in one output.
         amplification: the largest |a|.
         size: the largest |entry| of an input that T holds for: the probe's, or 1.
@@ -85,9 +86,10 @@ def fold(
         kernel′ = kernel · a        bias′ = bias · a + b            (after)
         kernel′ = a · kernel        bias′ = Σ b · kernel + bias     (before)
 
-    It is computed in float64 and rounded once. Nothing may stand between the two, and
-    nothing else may read what lies between them: a fold changes it, and other
-    consumers cannot be seen from here.
+    It is computed in float64 and rounded once. What is lost comes with the form: a sum
+    of terms as large as m·a that cancel, where the norm would subtract m first. Nothing
+    may stand between the two, and nothing else may read what lies between them: a fold
+    changes it, and other consumers cannot be seen from here.
 
     Args:
         layer: ``{"kernel": ..., "bias": ...}`` of a dense layer or a convolution; the

@@ -202,12 +202,6 @@ def torch_activations(
     Returns:
         Arrays by names of modules; of a tuple its first entry. A module that was called
         again has ``name:1`` and so on; the model itself is ``""``.
-
-    Example:
-        >>> import torch  # doctest: +SKIP
-        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3))  # doctest: +SKIP
-        >>> list(torch_activations(model, torch.ones(2, 4)))  # doctest: +SKIP
-        ['0', '']
     """
     model = copy.deepcopy(model).train(train)
     found: dict[str, np.ndarray] = {}

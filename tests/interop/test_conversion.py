@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from ported import randomized, same_arrays, template, torch
 
 import normjax as nj
-from normjax.interop import from_flax, from_torch, to_torch
+from normjax.interop import from_torch, to_torch
 
 # Flax's own layers promote; the rest of the tests are strict.
 pytestmark = pytest.mark.jax_defaults
@@ -297,6 +296,16 @@ def test_statistics_must_be_there_and_a_square_kernel_needs_a_kind():
         from_torch(cube, template(layer, images(2, 4, 4, 4)))
 
 
+def test_a_bias_without_a_place_is_no_rms_norm():
+    """N62: some libraries' RMS norms have a bias; it is not dropped in silence."""
+    state = {"weight": torch.ones(4), "bias": torch.zeros(4)}
+    shapes = template(nj.linen.RMSNorm(), images(3, 4))
+    with pytest.raises(ValueError, match="left over: bias"):
+        from_torch(state, shapes)
+    found = from_torch(state, shapes, ignore=["bias"])
+    assert found["params"]["scale"].tolist() == [1] * 4
+
+
 def test_what_is_ignored_stays_as_it_is():
     module, shapes, words = mixed()
     state = {**module.state_dict(), "mask": torch.ones(3)}
@@ -309,34 +318,3 @@ def test_what_is_ignored_stays_as_it_is():
     assert torch.equal(back["words.weight"], state["words.weight"])
     with pytest.raises(ValueError, match="only its shape"):
         from_torch(state, shapes, **words)
-
-
-def test_linen_to_nnx_and_a_counter_for_a_norm_that_counts():
-    """N80: a counter that the source does not have is 0."""
-
-    class Model(nnx.Module):
-        def __init__(self, rngs: nnx.Rngs):
-            self.layers = nnx.List([nnx.Linear(4, 6, rngs=rngs)])
-            self.norm = nj.nnx.Norm(nj.batch_norm(), (3, 6), rngs=rngs)
-
-    class Linen(nn.Module):
-        @nn.compact
-        def __call__(self, x: jax.Array) -> jax.Array:
-            return nn.BatchNorm(True)(nn.Dense(6)(x))
-
-    source: Any = Linen().init(jax.random.key(0), jnp.ones((3, 4), jnp.float32))
-    names = {"layers/0": "Dense_0", "norm": "BatchNorm_0"}
-    model = Model(nnx.Rngs(1))
-    state = nnx.state(model)
-    found = from_flax(source, nnx.to_pure_dict(state), names=names)
-    nnx.replace_by_pure_dict(state, found)
-    nnx.update(model, state)
-    x = jnp.ones((3, 4), jnp.float32)
-    y = model.norm(model.layers[0](x), use_running_average=True)
-    expected: Any = Linen().apply(source, x)
-    np.testing.assert_allclose(y, expected, rtol=1e-6)
-    assert found["norm"]["count"].tolist() == [0] * 6
-    kernel = source["params"]["Dense_0"]["kernel"]
-    np.testing.assert_array_equal(found["layers"][0]["kernel"], kernel)
-    back = from_flax(found, source, names={v: k for k, v in names.items()})
-    jax.tree.map(np.testing.assert_array_equal, back, source)

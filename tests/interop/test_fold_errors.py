@@ -149,6 +149,22 @@ def test_the_bound_holds_and_is_of_the_size_of_the_error(dtype: str, fan_in: int
         assert close.bound > 10 * folded.bound
 
 
+def test_a_large_offset_costs_digits_and_the_bound_says_so():
+    """N05: mean 10⁵, std 1: the fold cancels x·a and m·a, the norm subtracts first."""
+    params, _ = norm_of(6, np.float32)
+    layer = {"kernel": jnp.eye(6, dtype=jnp.float32)}
+    x = kernel(64, 6, dtype=np.float32)
+    stored = nj.Statistics(jnp.full(6, 1e5, jnp.float32), jnp.ones(6, jnp.float32))
+    near = fold(layer, nj.batch_norm(), params, stored, x=x)
+    far = fold(layer, nj.batch_norm(), params, stored, x=x + np.float32(1e5))
+    assert near.ok
+    assert far.ok
+    assert far.error is not None
+    assert 1e-3 < far.error < far.bound < 1
+    empty = fold(layer, nj.batch_norm(), params, stored, x=x[:0])
+    assert empty.error == 0
+
+
 def test_half_precision_keeps_what_it_can_hold():
     """N32: f16(1e-8) is 0; with ε 1e-5 the gain is 316.23, and 1e-12 leaves float16."""
     layer = {"kernel": jnp.ones((1, 1), jnp.float16)}
