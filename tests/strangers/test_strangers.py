@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +17,8 @@ import orbax.checkpoint as ocp
 import pytest
 from flax_layers import KEY
 
+import normjax as nj
+
 pytestmark = pytest.mark.jax_defaults
 
 SOURCE = Path(__file__).with_name("models.py")
@@ -23,6 +26,7 @@ THEIRS = "from flax.linen import BatchNorm, LayerNorm"
 OURS = THEIRS.replace("flax.", "normjax.")
 NAMES = ("ResNet", "Transformer")
 BATCH, SIDE = 32, 14
+ULP = 2.0**-24
 
 
 @cache
@@ -131,12 +135,12 @@ def test_one_line_changes_no_parameter_and_no_first_step(name):
     # |mean| is at most a few standard deviations, so Flax's one-pass variance is right
     # to some 64 u; a dozen layers, each with a gain of order one, make it 4096 u.
     close = partial(np.testing.assert_allclose, rtol=0)
-    close(our_loss, loss, atol=64 * 2.0**-24 * float(loss))
+    close(our_loss, loss, atol=64 * ULP * float(loss))
     size = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(slopes))
-    jax.tree.map(partial(close, atol=4096 * 2.0**-24 * size), our_slopes, slopes)
+    jax.tree.map(partial(close, atol=4096 * ULP * size), our_slopes, slopes)
     if name == "ResNet":
         stats = our_kept["batch_stats"], kept["batch_stats"]
-        jax.tree.map(partial(close, atol=64 * 2.0**-24 * 4), *stats)
+        jax.tree.map(partial(close, atol=64 * ULP * 4), *stats)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -154,7 +158,7 @@ def test_a_checkpoint_of_flax_predicts_the_same(name):
     y = predicted(name, THEIRS, theirs.variables)
     np.testing.assert_allclose(
         predicted(name, OURS, theirs.variables), y, rtol=0,
-        atol=1024 * 2.0**-24 * float(jnp.abs(y).max()),
+        atol=1024 * ULP * float(jnp.abs(y).max()),
     )  # fmt: skip
 
 
@@ -195,6 +199,92 @@ def test_an_offset_that_the_norms_remove(name):
         gaps[line] = float(jnp.abs(far - plain).max() / jnp.abs(plain).max())
     assert gaps[OURS] < 0.02
     assert gaps[THEIRS] > 0.2
+
+
+PAIRS = {
+    "conv_init": "bn_init",
+    "Conv_0": "BatchNorm_0",
+    "Conv_1": "BatchNorm_1",
+    "conv_proj": "norm_proj",
+}
+
+
+def without_norms(variables: Any) -> Any:
+    """The parameters of the ResNet whose convolutions have a bias, and no norm."""
+    spec = nj.batch_norm(running=nj.Running(decay=0.9))
+
+    def walk(params: Any, stored: Any) -> Any:
+        found = {}
+        for name, value in params.items():
+            if name in PAIRS:
+                norm = PAIRS[name]
+                kept = nj.Statistics(stored[norm]["mean"], stored[norm]["var"])
+                folded = nj.interop.fold(value, spec, params[norm], kept)
+                assert folded.rest is None
+                found[name] = folded.params
+            elif name in stored and name not in PAIRS.values():
+                found[name] = walk(value, stored[name])
+            elif name == "Dense_0":
+                found[name] = value
+        return found
+
+    return {"params": walk(variables["params"], variables["batch_stats"])}
+
+
+def test_a_resnet_without_its_batch_norms_predicts_the_same(monkeypatch):
+    variables = trained("ResNet", OURS).variables
+    right = predicted("ResNet", OURS, variables)
+    module = models(OURS)
+    monkeypatch.setattr(module, "BatchNorm", lambda **_: lambda x: x)
+    conv = nn.Conv
+    monkeypatch.setattr(nn, "Conv", lambda *a, **k: conv(*a, **k | {"use_bias": True}))
+    model: Any = module.ResNet()
+    folded = without_norms(variables)
+    x = shaped("ResNet", images()[0][-64:])
+    expected = jax.eval_shape(partial(model.init, train=False), jax.random.key(0), x)
+    assert jax.tree.map(jnp.shape, folded) == jax.tree.map(jnp.shape, expected)
+    found = model.apply(folded, x, train=False)
+    # Half a dozen layers, each with a rounding of its sum of 72 terms or so.
+    size = float(jnp.abs(right).max())
+    np.testing.assert_allclose(found, right, rtol=0, atol=1024 * ULP * size)
+    assert (found.argmax(-1) == right.argmax(-1)).all()
+    # Statistics that were never stored are another model.
+    fresh = jax.tree.map(jnp.ones_like, variables["batch_stats"])
+    wrong = without_norms({**variables, "batch_stats": fresh})
+    gap = jnp.abs(model.apply(wrong, x, train=False) - right).max()
+    assert gap > 0.01 * size
+
+
+def test_a_transformer_without_the_parameters_of_its_norms_predicts_the_same():
+    """Into queries, keys and values, all three, and into the perceptron."""
+    variables = trained("Transformer", OURS).variables
+    right = predicted("Transformer", OURS, variables)
+    spec = nj.layer_norm(epsilon=1e-6)
+    block = dict(variables["params"]["Encoder1DBlock_0"])
+
+    def folded(layer: Any, norm: str, layout: str) -> Any:
+        given = {"order": "before", "part": "affine", "layout": layout}
+        return nj.interop.fold(layer, spec, block[norm], **given).params
+
+    attention = dict(block["MultiHeadDotProductAttention_0"])
+    for name in ("query", "key", "value"):
+        attention[name] = folded(attention[name], "LayerNorm_0", "i o o")
+    mlp = dict(block["MlpBlock_0"])
+    mlp["Dense_0"] = folded(mlp["Dense_0"], "LayerNorm_1", "i o")
+    plain = {"scale": jnp.ones(16), "bias": jnp.zeros(16)}
+    moved = float(jnp.abs(block["LayerNorm_1"]["scale"] - 1).max())
+    assert moved > 1e-3  # what is folded is not the identity
+    block |= {
+        "MultiHeadDotProductAttention_0": attention,
+        "MlpBlock_0": mlp,
+        "LayerNorm_0": plain,
+        "LayerNorm_1": plain,
+    }
+    params = {**variables["params"], "Encoder1DBlock_0": block}
+    found = predicted("Transformer", OURS, {"params": params})
+    size = float(jnp.abs(right).max())
+    np.testing.assert_allclose(found, right, rtol=0, atol=1024 * ULP * size)
+    assert (found.argmax(-1) == right.argmax(-1)).all()
 
 
 @pytest.mark.slow
