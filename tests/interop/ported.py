@@ -196,7 +196,7 @@ def channels_first(x: np.ndarray) -> Any:
     """(N, C, H, W), contiguous.
 
     With the strides of channels last torch 2.13.0+cpu computes a wrong float32 gradient
-    of the strided 1×1 kernel on two threads, and may free memory that is not its own.
+    of a strided 1×1 kernel, and writes to memory that is not its own.
     """
     return torch.tensor(np.ascontiguousarray(np.moveaxis(x, -1, 1)))
 

@@ -61,16 +61,18 @@ NAMES = {
 def theirs(keras: Any) -> Any:
     keras.backend.clear_session()
     layers = keras.layers
+    zeros = {"kernel_initializer": "zeros"}  # random ones compile for every shape
     image, words = keras.Input((7, 7, 3)), keras.Input((4,), dtype="int32")
-    x = layers.BatchNormalization()(layers.Conv2D(4, 3)(image))
-    x = layers.DepthwiseConv2D(2, depth_multiplier=2)(x)
-    x = layers.Conv2DTranspose(8, (2, 3), 2, name="up")(x)
+    x = layers.BatchNormalization()(layers.Conv2D(4, 3, **zeros)(image))
+    depthwise: Any = {"depth_multiplier": 2, "depthwise_initializer": "zeros"}
+    x = layers.DepthwiseConv2D(2, **depthwise)(x)
+    x = layers.Conv2DTranspose(8, (2, 3), 2, name="up", **zeros)(x)
     x = layers.Reshape((4, -1))(x)
-    x = layers.Add()([x, layers.Embedding(7, x.shape[-1])(words)])
-    x = layers.LayerNormalization()(x)
-    x = layers.MultiHeadAttention(2, 2)(x, x)
+    embed = layers.Embedding(7, x.shape[-1], embeddings_initializer="zeros")
+    x = layers.LayerNormalization()(layers.Add()([x, embed(words)]))
+    x = layers.MultiHeadAttention(2, 2, **zeros)(x, x)
     x = layers.GroupNormalization(4)(layers.RMSNormalization()(x))
-    model = keras.Model([image, words], layers.Dense(3)(x))
+    model = keras.Model([image, words], layers.Dense(3, **zeros)(x))
     random = np.random.default_rng(0)
     for weight in model.weights:
         value = random.normal(0.2, 0.2, weight.shape)
