@@ -123,7 +123,8 @@ def to_theirs(
     """The arrays of the other library with our values, by its own names.
 
     Raises:
-        ValueError: as ``match``, or if a counter has several values.
+        ValueError: as ``match``, or if a counter, or what is one array of theirs, has
+            several values here.
     """
     given = {name: np.asarray(leaf) for name, leaf in named(variables)[0].items()}
     shapes = {name: array.shape for name, array in given.items()}
@@ -134,9 +135,15 @@ def to_theirs(
         array = returned(move, given[ours], likes[theirs].shape)
         if array is None:
             raise ValueError(
-                f"{title}: {ours} is {given[ours].tolist()}, and {theirs} is one number"
+                f"{title}: {ours} goes from {given[ours].min()} to "
+                f"{given[ours].max()}, and {theirs} is one number"
             )
-        parts.setdefault(theirs, {})[move.part[0]] = array
+        known_part = parts.setdefault(theirs, {}).setdefault(move.part[0], array)
+        if not np.array_equal(known_part, array, equal_nan=True):
+            raise ValueError(
+                f"{title}: {ours} and another array of ours are both {theirs} and "
+                "differ: tied arrays must be equal"
+            )
     found = {
         name: np.concatenate([parts[name][k] for k in sorted(parts[name])])
         if len(parts[name]) > 1

@@ -182,6 +182,12 @@ def _check_foldable(
                 f"part='affine', but {spec!r} with params={params!r} has no scale and "
                 "no bias: there is nothing to fold"
             )
+        named = [name for name in ("bias", "scale") if getattr(spec.affine, name)]
+        if sorted(params) != named:
+            raise ValueError(
+                f"params has {sorted(params)}, expected {named}: the spec says "
+                f"affine={spec.affine!r}"
+            )
         return
     if state is None:
         hint = " fold its scale and bias alone: part='affine'," if params else ""

@@ -306,6 +306,27 @@ def test_a_bias_without_a_place_is_no_rms_norm():
     assert found["params"]["scale"].tolist() == [1] * 4
 
 
+def test_one_array_of_theirs_may_be_two_of_ours_if_they_are_equal():
+    state = {"fc.weight": torch.ones(4, 4, dtype=torch.float64)}
+    shapes = {name: {"kernel": jnp.zeros((4, 4))} for name in ("first", "second")}
+    words: Any = {"names": {"first": "fc", "second": "fc"}}
+    found = from_torch(state, shapes, **words)
+    same_arrays(to_torch(found, state, **words), state)
+    found["second"]["kernel"] = found["second"]["kernel"] * 2
+    with pytest.raises(ValueError, match="tied arrays must be equal"):
+        to_torch(found, state, **words)
+
+
+def test_counters_that_differ_are_no_single_number():
+    state = randomized(torch.nn.BatchNorm1d(4)).state_dict()
+    layer = nj.linen.Norm(nj.batch_norm(), True)
+    found = from_torch(state, template(layer, images(3, 4)))
+    count = found["batch_stats"]["count"]
+    found["batch_stats"]["count"] = count.at[0].add(1)
+    with pytest.raises(ValueError, match="num_batches_tracked is one number"):
+        to_torch(found, state)
+
+
 def test_what_is_ignored_stays_as_it_is():
     module, shapes, words = mixed()
     state = {**module.state_dict(), "mask": torch.ones(3)}

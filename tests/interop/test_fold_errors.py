@@ -38,6 +38,9 @@ BAD: dict[str, tuple[nj.NormSpec, dict[str, Any], str]] = {
         nj.layer_norm(affine=None),
         {"part": "affine", "order": "before", "params": None}, "nothing to fold",
     ),
+    "a bias that the norm has not": (
+        nj.rms_norm(), {"part": "affine", "order": "before"}, r"expected \['scale'\]",
+    ),
     "for each example": (
         nj.adaptive_layer_norm(),
         {"part": "affine", "order": "before"}, "not its last axes",
