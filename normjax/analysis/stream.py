@@ -15,7 +15,7 @@ from normjax.analysis.counting import Receive, Tally, ignore
 from normjax.analysis.cutting import Cut, cut_up
 from normjax.analysis.kernels import measured
 from normjax.analysis.record import ActivationAnalysis
-from normjax.analysis.source import Blocks, cut, is_wide, open_source
+from normjax.analysis.source import AnalysisError, Blocks, cut, is_wide, open_source
 from normjax.records import check_count
 from normjax.spec import NormSpec
 
@@ -60,7 +60,10 @@ def analyze(
         >>> flagged.count, flagged.index.tolist(), flagged.values.tolist()
         (1, [[1]], [4.0])
     """
-    check_count("keep", keep)
+    try:
+        check_count("keep", keep)
+    except ValueError as error:
+        raise AnalysisError(str(error)) from None
     opened = open_source(source)
     names = None if axis_names is None else tuple(axis_names)
     wide = is_wide(opened.dtype) or "float64" in vars(spec.precision).values()

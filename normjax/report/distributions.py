@@ -84,8 +84,7 @@ def precision(found: Mapping[str, Distribution]) -> str:
             reach = [span for span in spans if span is not None]
             for dtype, tint in zip(DTYPES, COLOURS, strict=False):
                 _outline(axes, found[f"{kind}_{dtype}"].histogram, dtype, tint)
-            axes.set_xscale("log")
-            axes.set_yscale("log")
+            axes.set(xscale="log", yscale="log", xlim=(RISK / 10, 10 * RISK))
             axes.set_ylim(bottom=0.7)
             if reach:
                 low, high = min(s[0] for s in reach), max(s[1] for s in reach)
@@ -140,8 +139,7 @@ def moved(strongest: Strongest) -> str:
 def _bars(axes: Axes, histogram: Histogram, tint: str) -> None:
     """Filled bins over the range that has any, the median, and what no bin holds."""
     span = _span(histogram)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    axes.set(xscale="log", yscale="log", xlim=(0.1, 10))
     if span is not None:
         low, high = span
         axes.stairs(histogram.counts[1:-1], EDGES, fill=True, color=tint, alpha=0.75)
@@ -181,8 +179,10 @@ def _bars(axes: Axes, histogram: Histogram, tint: str) -> None:
 def _outline(axes: Axes, histogram: Histogram, dtype: str, tint: str) -> None:
     lost = f" (∞: {histogram.infinite:,})" if histogram.infinite else ""
     counts = histogram.counts[1:-1]
-    axes.stairs(counts, EDGES, fill=True, color=tint, alpha=0.18)
-    axes.stairs(counts, EDGES, color=tint, lw=1.5, label=f"{dtype}{lost}")
+    axes.plot([], [], color=tint, lw=1.5, label=f"{dtype}{lost}")
+    if counts.any():  # an empty one has no place on a logarithmic axis
+        axes.stairs(counts, EDGES, fill=True, color=tint, alpha=0.18)
+        axes.stairs(counts, EDGES, color=tint, lw=1.5)
 
 
 def _limit(axes: Axes, limit: Limit) -> None:

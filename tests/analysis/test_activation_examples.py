@@ -66,7 +66,7 @@ def test_numbers_are_those_of_the_formula(whole):
         assert use.sum() == (18 if batch == 3 else 19)
         right, here = formula(rows[:, use]), table["batch"] == batch
         others = right - np.diag(np.diag(right))
-        bound = {"rtol": 200 * 2.0**-24}  # some ten terms of up to 20 roundings
+        bound = 200 * 2.0**-24  # some ten terms of up to 20 roundings
         for name, expected in (
             ("own", np.diag(right)),
             ("pull", others.max(1) / np.diag(right)),
@@ -74,12 +74,12 @@ def test_numbers_are_those_of_the_formula(whole):
             ("moved", np.sqrt((others**2).sum(1))),
             ("leverage", len(rows) * (others**2).sum(0) / (others**2).sum()),
         ):
-            np.testing.assert_allclose(table[name][here], expected, **bound)
+            np.testing.assert_allclose(table[name][here], expected, rtol=bound)
         assert table["example"][here].tolist() == list(range(first, first + len(rows)))
         assert set(table["seen"][here]) == {use.sum()}
         nearest = table["companion"][here] - first
         strongest = others[np.arange(len(rows)), nearest]
-        np.testing.assert_allclose(strongest, others.max(1), **bound)
+        np.testing.assert_allclose(strongest, others.max(1), rtol=bound)
 
 
 def test_likeness_is_the_cosine_of_standardized_examples(whole):
