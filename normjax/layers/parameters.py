@@ -49,7 +49,7 @@ def norm_parameters(
 
     Returns:
         Masks and counts. Masks have the structure of ``variables["params"]``, or of
-        ``nnx.state(model, nnx.Param)``.
+        ``nnx.state(model, nnx.Param)``, with one value for each variable or box.
 
     Raises:
         ValueError: as ``norm_layers``, or if the model has no norm with parameters.
@@ -71,20 +71,25 @@ def norm_parameters(
             f"no norm layer of {type(model).__name__} has parameters; it has "
             f"{', '.join(map(repr, layers)) or 'no norm layers'}"
         )
-    tree: Any = nnx.state(model, nnx.Param) if isinstance(model, nnx.Module) else None
-    tree = nn.meta.unbox(variables["params"]) if tree is None else tree
+    own = isinstance(model, nnx.Module)
+    tree: Any = nnx.state(model, nnx.Param) if own else variables["params"]
 
     def of_a_norm(path: tuple[Any, ...], _: Any) -> bool:
-        keys = [str(entry.key) for entry in path if hasattr(entry, "key")]
+        keys = [str(entry.key) for entry in path]
         return ("/".join(keys[:-1]), keys[-1]) in held
 
-    mask = jax.tree.map_with_path(of_a_norm, tree)
-    pairs = list(zip(jax.tree.leaves(mask), jax.tree.leaves(tree), strict=True))
+    def whole(node: Any) -> bool:
+        return isinstance(node, nnx.Variable | nn.meta.AxisMetadata)
+
+    mask = jax.tree.map_with_path(of_a_norm, tree, is_leaf=whole)
+    parts = jax.tree.leaves(tree, is_leaf=whole)
+    sizes = [sum(leaf.size for leaf in jax.tree.leaves(part)) for part in parts]
+    pairs = list(zip(jax.tree.leaves(mask), sizes, strict=True))
     return NormParameters(
         mask,
         jax.tree.map(lambda norm: not norm, mask),
         arrays=sum(norm for norm, _ in pairs),
-        numbers=sum(value.size for norm, value in pairs if norm),
+        numbers=sum(size for norm, size in pairs if norm),
         other_arrays=sum(not norm for norm, _ in pairs),
-        other_numbers=sum(value.size for norm, value in pairs if not norm),
+        other_numbers=sum(size for norm, size in pairs if not norm),
     )
