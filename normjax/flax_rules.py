@@ -189,6 +189,12 @@ def one_kernel(
 
 def _from_end(name: str, axes: Any, ndim: int) -> tuple[int, ...]:
     several = np.ravel(axes).tolist()
+    if not all(isinstance(axis, int) for axis in several):
+        raise ValueError(f"{name} is {axes!r}, expected whole numbers, for instance -1")
+    if not ndim:
+        raise ValueError(
+            f"the input is one number, and {name} is {axes!r}: it has none"
+        )
     if not all(-ndim <= axis < ndim for axis in several):
         raise ValueError(
             f"{name} is {axes!r}, and the input has {ndim} axes: expected numbers from "

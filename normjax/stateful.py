@@ -176,6 +176,30 @@ def parameter_shape(spec: NormSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
     return bind(spec, shape).parameter(spec.affine.axes).shape
 
 
+def check_held(
+    layer: str, name: str, found: tuple[int, ...], needed: tuple[int, ...]
+) -> None:
+    """Refuse an input of other features than those that a layer was made for.
+
+    Args:
+        layer: what the layer is called.
+        name: of an array that it holds.
+        found: the array's shape.
+        needed: the shape that the input needs it to have.
+
+    Raises:
+        ValueError: if they differ.
+
+    Example:
+        >>> check_held("LayerNorm", "scale", (3,), (3,))
+    """
+    if found != needed:
+        raise ValueError(
+            f"{layer} holds {name} of shape {found}, and this input needs {needed}: "
+            "give it the features that it was made for, or make it for these"
+        )
+
+
 class Start(NamedTuple):
     """Where a parameter that a condition gives begins: its shape, and its identity."""
 

@@ -157,8 +157,8 @@ def _call(
         held = stored.variables(layer, {"mean": fresh.mean, "var": fresh.variance})
         state = running.State(held["mean"].value, held["var"].value, fresh.count)
     params = {
-        name: layer.param(
-            name, getattr(layer, f"{name}_init"), shape, layer.param_dtype
+        name: stored.parameter(
+            layer, name, getattr(layer, f"{name}_init"), shape, layer.param_dtype
         )
         for name in ("scale", "bias")
         if getattr(layer, f"use_{name}", False)

@@ -78,12 +78,12 @@ class Norm(nn.Module):
         Raises:
             ValueError: if the spec stores statistics and ``use_running_average`` is
                 given nowhere or twice, the statistics are to change and
-                ``batch_stats`` is not mutable, they are missing, or an update is asked
-                of a spec that stores none.
+                ``batch_stats`` is not mutable, they are missing, an update is asked of
+                a spec that stores none, or the layer was made for other features.
         """
         spec = self.spec if epsilon is None else self.spec.replace(epsilon=epsilon)
         params = {
-            name: self.param(name, lambda _, value=value: value)
+            name: stored.parameter(self, name, lambda *_, v=value: v, value.shape)
             for name, value in functional.init(
                 self.spec, x.shape, self.param_dtype
             ).items()

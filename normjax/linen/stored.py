@@ -1,9 +1,46 @@
-"""Arrays in ``batch_stats``: made by init, read and written by every other call."""
+"""Arrays that a module holds: made by init, read and written by every other call."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import flax.linen as nn
+import jax.numpy as jnp
+from flax.errors import ScopeParamShapeError
 from jax import Array
+
+from normjax.stateful import check_held
+
+
+def parameter(
+    module: nn.Module,
+    name: str,
+    init: Callable[..., Any],
+    shape: tuple[int, ...],
+    *args: Any,
+) -> Array:
+    """``module.param``, and what it refuses in our words.
+
+    Args:
+        module: inside its compact method.
+        name: of the parameter.
+        init: is called with a key, the shape, and what follows.
+        shape: that the input needs.
+        *args: of init.
+
+    Returns:
+        The parameter.
+
+    Raises:
+        ValueError: if it was made in another shape.
+    """
+    try:
+        return module.param(name, init, shape, *args)
+    except ScopeParamShapeError:
+        held = nn.meta.unbox(module.get_variable("params", name))
+        check_held(_called(module), name, jnp.shape(held), shape)
+        raise
 
 
 def variables(module: nn.Module, fresh: dict[str, Array]) -> dict[str, nn.Variable]:
@@ -17,7 +54,7 @@ def variables(module: nn.Module, fresh: dict[str, Array]) -> dict[str, nn.Variab
         A variable for each name.
 
     Raises:
-        ValueError: if one is missing outside of init.
+        ValueError: if one is missing outside of init, or was made in another shape.
     """
     missing = [name for name in fresh if not module.has_variable("batch_stats", name)]
     if missing and not module.is_initializing():
@@ -25,10 +62,13 @@ def variables(module: nn.Module, fresh: dict[str, Array]) -> dict[str, nn.Variab
             f"{_called(module)} misses {', '.join(missing)} in 'batch_stats': init "
             f"makes {', '.join(fresh)}, and a checkpoint must hold them"
         )
-    return {
+    held = {
         name: module.variable("batch_stats", name, lambda value=value: value)
         for name, value in fresh.items()
     }
+    for name, variable in held.items():
+        check_held(_called(module), name, variable.value.shape, fresh[name].shape)
+    return held
 
 
 def overwrite(

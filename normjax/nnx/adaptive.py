@@ -196,8 +196,7 @@ class MixtureNorm(nnx.Module):
             for k, spec in enumerate(self.mixture.specs)
             if spec.running is not None
         }
-        stored = use_running_average
-        stored = self.use_running_average if stored is None else stored
+        stored = norm.mode(self, use_running_average) if states else False
         y, new = forward_mixture(
             self.mixture, x, params, states, mask=mask, stored=stored, update=update
         )

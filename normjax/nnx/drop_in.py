@@ -20,8 +20,9 @@ from flax.nnx.nn.dtypes import canonicalize_dtype, promote_dtype
 from jax import Array
 
 from normjax.flax_rules import flax_forward, flax_spec
-from normjax.running import State
-from normjax.stateful import parameter_shape
+from normjax.nnx.norm import mode
+from normjax.running import State, init
+from normjax.stateful import check_held, parameter_shape
 
 
 class BatchNorm(nnx.BatchNorm):
@@ -59,14 +60,7 @@ class BatchNorm(nnx.BatchNorm):
             ValueError: if ``use_running_average`` is given nowhere, or something does
                 not fit x.
         """
-        stored = use_running_average
-        stored = self.use_running_average if stored is None else stored
-        if stored is None:
-            raise ValueError(
-                "use_running_average is given nowhere: pass it to BatchNorm or to the "
-                "call, or use train(), eval() or nnx.view of the model"
-            )
-        return _call(self, "BatchNorm", x, mask, stored)
+        return _call(self, "BatchNorm", x, mask, mode(self, use_running_average))
 
 
 class LayerNorm(nnx.LayerNorm):
@@ -161,8 +155,13 @@ def _call(
     state = None
     if kept:
         mean, variance = map(jnp.asarray, (given if stored else held)[:2])
+        needed = init(spec, x.shape).mean.shape
+        check_held(type(layer).__name__, "mean", mean.shape, needed)
         state = State(mean, variance, jnp.zeros(mean.shape, jnp.int32))
     shape = parameter_shape(spec, x.shape)
+    for name, value in zip(learned, held[len(kept) :], strict=True):
+        if value is not None and value.size != prod(shape):
+            check_held(type(layer).__name__, name, value.shape, shape)
     params = {
         name: value.reshape(shape) if value.size == prod(shape) else value
         for name, value in zip(learned, given[len(kept) :], strict=True)

@@ -12,7 +12,7 @@ from jax import Array
 from normjax import functional, running
 from normjax.arguments import Params
 from normjax.spec import NormSpec
-from normjax.stateful import forward
+from normjax.stateful import check_held, forward, parameter_shape
 from normjax.statistics import Statistics
 
 
@@ -85,7 +85,9 @@ class Norm(nnx.Module):
             y in x's shape.
 
         Raises:
-            ValueError: if an update is asked of a spec that stores no statistics.
+            ValueError: if an update is asked of a spec that stores no statistics, one
+                that stores some is not told which to use, or the layer was made for
+                other features.
         """
         spec = self.spec if epsilon is None else self.spec.replace(epsilon=epsilon)
         params = {
@@ -93,6 +95,8 @@ class Norm(nnx.Module):
             for name, variable in (("scale", self.scale), ("bias", self.bias))
             if variable is not None
         }
+        for name, value in params.items():
+            check_held("Norm", name, value.shape, parameter_shape(spec, x.shape))
         return apply(
             self,
             spec,
@@ -103,6 +107,29 @@ class Norm(nnx.Module):
             update=update,
             reference=reference,
         )
+
+
+def mode(module: Any, given: bool | None) -> bool:
+    """Whether stored statistics are used, as the call says, or else the module.
+
+    Args:
+        module: has ``use_running_average``.
+        given: in the call.
+
+    Returns:
+        Which.
+
+    Raises:
+        ValueError: if neither says.
+    """
+    used = module.use_running_average if given is None else given
+    if used is None:
+        raise ValueError(
+            "use_running_average is given nowhere: pass it to "
+            f"{type(module).__name__} or to the call, or use train(), eval() or "
+            "nnx.view of the model"
+        )
+    return used
 
 
 def hold(module: Any, spec: NormSpec, shape: tuple[int, ...]) -> None:
@@ -137,10 +164,11 @@ def apply(
     """
     if spec.running is None:
         return forward(spec, x, params, **more)[0]
-    stored = use_running_average
-    stored = module.use_running_average if stored is None else stored
+    stored = mode(module, use_running_average)
     held = module.mean, module.var, module.count
     state = running.State(*(variable.get_value() for variable in held))
+    needed = running.init(spec, x.shape).mean.shape
+    check_held(type(module).__name__, "mean", state.mean.shape, needed)
     y, new = forward(spec, x, params, state, stored=stored, **more)
     if new is not None:
         new = jax.lax.stop_gradient(new)
