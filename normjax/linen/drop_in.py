@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from flax.linen.dtypes import canonicalize_dtype
 from jax import Array
@@ -165,7 +166,8 @@ def _call(
     }
     output = canonicalize_dtype(x, *params.values(), dtype=layer.dtype)
     own = jnp.result_type(x) if layer.dtype is None else layer.dtype
-    kept = jnp.promote_types(own, jnp.float32).name
+    with jax.numpy_dtype_promotion("standard"):  # Flax's rule, in strict mode too
+        kept = jnp.promote_types(own, jnp.float32).name
     y, new = flax_forward(
         spec, x, params, output, state, kept=kept, mask=mask, stored=average
     )
