@@ -203,6 +203,7 @@ def _limit(axes: Axes, limit: Limit) -> None:
         color=RED,
         rotation=90 if limit.above else 0,
         va="bottom",
+        bbox={"fc": "white", "ec": "none", "alpha": 0.75, "pad": 1},
     )
     axes.set_xlim(low, high)
 
