@@ -25,7 +25,7 @@ from normjax.layers.found import (
     kind_of,
     replacing,
 )
-from normjax.layers.watch import intercepted
+from normjax.layers.watch import intercepted, modules
 from normjax.linen.stored import overwrite, variables
 from normjax.spec import NormSpec
 from normjax.stateful import forward, parameter_shape
@@ -168,21 +168,23 @@ def rebuilt(
     Returns:
         The clone.
     """
-
-    def replaced(path: tuple[Any, ...], node: Any) -> Any:
-        how, shape = new.get("/".join(map(str, path)), (None, None))
-        kind = kind_of(node) if how is not None else None
-        if how is None or kind is None:
-            return node
+    copy = nnx.clone(model)
+    for path, module in modules(copy).items():
+        kind = kind_of(module)
+        if kind is None or path not in new:
+            continue
+        how, shape = new[path]
         fresh: dict[str, Array] = {}
         if shape is not None:
-            dtype = getattr(node, "param_dtype", jnp.float32)
+            dtype = getattr(module, "param_dtype", jnp.float32)
             fresh = _fresh(how.spec, shape, dtype)
-        there = [name for name in fresh if getattr(node, name, None) is not None]
-        made = {name: fresh[name] for name in fresh if name not in there}
-        return ReplacedNorm(node, kind, how, made)
-
-    return nnx.recursive_map(replaced, nnx.clone(model))
+        missing = [name for name in fresh if getattr(module, name, None) is None]
+        made = ReplacedNorm(module, kind, how, {name: fresh[name] for name in missing})
+        # In place: what else holds this layer holds the new one.
+        object.__setattr__(module, "__class__", ReplacedNorm)
+        vars(module).clear()
+        vars(module).update(vars(made))
+    return copy
 
 
 def normalized(
