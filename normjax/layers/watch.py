@@ -141,7 +141,9 @@ def norm_inputs(
     """
     layers: dict[str, NormLayer] = {}
     calls: dict[str, list[NormCall]] = {}
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(args)):
+    own = nnx.state(model) if isinstance(model, nnx.Module) else variables
+    leaves = jax.tree.leaves((own, args, kwargs))
+    if any(isinstance(leaf, Tracer) for leaf in leaves):
         raise ValueError(
             "norm_inputs got traced arrays: call it outside of jax.jit, jax.grad and "
             "jax.vmap; the model itself may use them inside"

@@ -185,6 +185,8 @@ def test_wrong_input_gets_one_line():
         norm_inputs(nn.Dense(3), nn.Dense(3).init(KEY, X), X)
     with pytest.raises(ValueError, match=r"outside of jax\.jit"):
         jax.jit(lambda x: norm_inputs(model, variables, x, train=False))(X)
+    with pytest.raises(ValueError, match=r"outside of jax\.jit"):
+        nnx.jit(lambda model: norm_inputs(model, None, X))(MixedNnx(rngs=nnx.Rngs(0)))
     ambiguous = nnx.GroupNorm(4, num_groups=2, reduction_axes=(1, 2), rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"flax.nnx.GroupNorm: .*an example input"):
         norm_layers(ambiguous)

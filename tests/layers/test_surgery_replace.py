@@ -106,6 +106,8 @@ def test_the_record_says_what_changed_and_only_that_changes():
     )  # fmt: skip
     near(seen["group"].calls[0].y, expected)
     assert seen["group"].layer.spec == change.after
+    with pytest.raises(AssertionError):  # another epsilon is more than rounding
+        near(seen["group"].calls[0].y, old["group"].calls[0].y)
 
 
 @pytest.mark.parametrize("word", ["freeze", "batch"])
