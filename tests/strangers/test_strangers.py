@@ -49,6 +49,16 @@ def images() -> tuple[np.ndarray, np.ndarray]:
     return halves.astype(np.float32), digits[order]
 
 
+class Step(NamedTuple):
+    """What one step of training gives, and the logits and gradients before it."""
+
+    variables: Any
+    state: Any
+    loss: jax.Array
+    logits: jax.Array
+    slopes: Any
+
+
 class Trained(NamedTuple):
     variables: Any
     losses: list[float]
@@ -72,26 +82,33 @@ def initial(name: str) -> Any:
 
 @cache
 def program(name: str, line: str):
-    """One step of training: the new variables and state, the loss, the gradients."""
+    """The function of one step, and its optimizer."""
     optimizer = optax.adam(1e-2)
 
     def loss(params, kept, x, labels):
         held = {**kept, "params": params}
         logits, changed = model(name, line).apply(held, x, mutable=["batch_stats"])
         each = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        return each.mean(), changed
+        return each.mean(), (changed, logits)
 
     @jax.jit
     def step(variables, state, x, labels):
         kept = {k: v for k, v in variables.items() if k != "params"}
         params = variables["params"]
         grad = jax.value_and_grad(loss, has_aux=True)
-        (value, changed), slopes = grad(params, kept, x, labels)
+        (value, (changed, logits)), slopes = grad(params, kept, x, labels)
         updates, state = optimizer.update(slopes, state)
         params = optax.apply_updates(params, updates)
-        return {"params": params, **changed}, state, value, slopes
+        return Step({"params": params, **changed}, state, value, logits, slopes)
 
     return step, optimizer
+
+
+def once(name: str, line: str, variables: Any, x: Any) -> Step:
+    """The first step from these variables."""
+    step, optimizer = program(name, line)
+    state = optimizer.init(variables["params"])
+    return step(variables, state, shaped(name, x), images()[1][:BATCH])
 
 
 @cache
@@ -102,10 +119,9 @@ def trained(name: str, line: str, steps: int = 60) -> Trained:
     state, losses = optimizer.init(variables["params"]), []
     for i in range(steps):
         part = np.arange(i * BATCH, (i + 1) * BATCH) % 4000
-        variables, state, value, _ = step(
-            variables, state, shaped(name, x[part]), labels[part]
-        )
-        losses.append(float(value))
+        done = step(variables, state, shaped(name, x[part]), labels[part])
+        variables, state = done.variables, done.state
+        losses.append(float(done.loss))
     return Trained(variables, losses)
 
 
@@ -120,26 +136,20 @@ def predicted(name: str, line: str, variables: Any, count: int = 64) -> jax.Arra
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_line_changes_no_parameter_and_no_first_step(name):
-    theirs, (x, labels) = initial(name), images()
+    theirs, (x, _) = initial(name), images()
     init = partial(model(name, OURS).init, train=False)
     shapes = jax.eval_shape(init, KEY, shaped(name, x[:BATCH]))
     assert shapes == jax.eval_shape(lambda: theirs)
-    found = []
-    for line in (THEIRS, OURS):
-        step, optimizer = program(name, line)
-        state = optimizer.init(theirs["params"])
-        found.append(
-            step(theirs, state, shaped(name, x[:BATCH]), jnp.asarray(labels[:BATCH]))
-        )
-    (kept, _, loss, slopes), (our_kept, _, our_loss, our_slopes) = found
+    first, mine = (once(name, line, theirs, x[:BATCH]) for line in (THEIRS, OURS))
     # |mean| is at most a few standard deviations, so Flax's one-pass variance is right
     # to some 64 u; a dozen layers, each with a gain of order one, make it 4096 u.
     close = partial(np.testing.assert_allclose, rtol=0)
-    close(our_loss, loss, atol=64 * ULP * float(loss))
-    size = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(slopes))
-    jax.tree.map(partial(close, atol=4096 * ULP * size), our_slopes, slopes)
+    close(mine.loss, first.loss, atol=64 * ULP * float(first.loss))
+    size = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(first.slopes))
+    atol = 4096 * ULP * size
+    jax.tree.map(partial(close, atol=atol), mine.slopes, first.slopes)
     if name == "ResNet":
-        stats = our_kept["batch_stats"], kept["batch_stats"]
+        stats = (each.variables["batch_stats"] for each in (mine, first))
         jax.tree.map(partial(close, atol=64 * ULP * 4), *stats)
 
 
@@ -184,18 +194,18 @@ def test_an_offset_that_the_norms_remove(name):
     neither reaches the logits in training mode. Rounding x at the offset is an error of
     u · offset in entries of size 0.1 to 1.
     """
-    x = shaped(name, images()[0][:BATCH])
-    gaps = {}
+    x, gaps = images()[0][:BATCH], {}
     for line in (THEIRS, OURS):
-        variables = initial(name)
-        apply = jax.jit(partial(model(name, line).apply, mutable=["batch_stats"]))
-        plain = apply(variables, x)[0]
-        if name == "ResNet":
-            far = apply(variables, x + 1e4)[0]
-        else:
-            params = dict(variables["params"])
-            params["embed"] = {**params["embed"], "bias": jnp.full(16, 1e4)}
-            far = apply({"params": params}, x)[0]
+        variables, moved = initial(name), x + 1e4
+        plain, far = once(name, line, variables, x).logits, variables
+        if name == "Transformer":
+            params, moved = dict(variables["params"]), x
+            params["embed"] = {
+                **params["embed"],
+                "bias": jnp.full((16,), 1e4, jnp.float32),
+            }
+            far = {"params": params}
+        far = once(name, line, far, moved).logits
         gaps[line] = float(jnp.abs(far - plain).max() / jnp.abs(plain).max())
     assert gaps[OURS] < 0.02
     assert gaps[THEIRS] > 0.2
