@@ -137,7 +137,8 @@ def update(spec: NormSpec, state: State, moments: Moments) -> State:
     if running.average == "cumulative":
         weight = 1 / count.astype(dtype)
     else:
-        weight = 1 - jnp.asarray(running.decay, dtype)
+        # A plain number is subtracted before it is rounded: 1 − 0.99 has all digits.
+        weight = jnp.asarray(1 - running.decay, dtype)
     taken = moments.count > running.ddof
     if running.nonfinite == "skip":
         taken = taken & jnp.isfinite(mean) & jnp.isfinite(variance)
@@ -228,10 +229,10 @@ def effective_weight(spec: NormSpec, state: State) -> Array:
     t = state.count.astype(state.mean.dtype)
     if running.average == "cumulative":
         return (t > 0).astype(t.dtype)
-    decay = jnp.asarray(running.decay, t.dtype)
+    weight = jnp.asarray(1 - running.decay, t.dtype)
     # 1 - decay**t loses digits for a decay near 1; at t = 0 both forms are 0.
-    log = jnp.log(jnp.where(decay > 0, decay, 1))
-    return jnp.where(decay > 0, -jnp.expm1(t * log), (t > 0).astype(t.dtype))
+    log = jnp.log1p(-jnp.where(weight < 1, weight, 0))
+    return jnp.where(weight < 1, -jnp.expm1(t * log), (t > 0).astype(t.dtype))
 
 
 def merge(states: Sequence[State], weights: Sequence[float] | None = None) -> State:

@@ -22,7 +22,7 @@ from normjax.jacobian import input_jacobian
 from normjax.layout import Layout
 from normjax.operators import condition
 from normjax.pattern import ELLIPSIS
-from normjax.program import Program
+from normjax.program import Program, inverse
 from normjax.spec import NormSpec
 from normjax.statistics import Moments, Statistics, counts, select
 
@@ -84,28 +84,35 @@ class Geometry:
     rms: Array
     largest: Array
 
+    @property
+    def _size(self) -> Array:
+        """Root of the mean of the squares that are divided by: std, or rms."""
+        return self.distance * inverse(jnp.sqrt(self.spectrum.count))
+
     def rounding(self, dtype) -> Array:
         """Bound on the normwise error of x̂ when x alone is rounded to ``dtype``.
 
-        (u rms(x) + half the smallest subnormal)/std: whatever computes afterwards, and
-        however exactly. inf where an entry overflows, or nothing of the group is left.
+        (u rms(x) + half the smallest subnormal)/std, or over rms(x) where x is divided
+        by it: whatever computes afterwards, and however exactly. inf where an entry
+        overflows, or nothing of the group is left.
         """
         limits = jnp.finfo(dtype)
         least = float(limits.smallest_subnormal) / 2
         lost = self.rms * (float(limits.eps) / 2) + least
-        std = self.rms / jnp.hypot(self.kappa, 1)  # mean² + std² = rms²
-        error = jnp.where(std > 0, lost / jnp.where(std > 0, std, 1), jnp.inf)
+        error = jnp.where(self._size > 0, lost * inverse(self._size), jnp.inf)
         return jnp.where(self.largest > float(limits.max), jnp.inf, error)
 
     def cancellation(self, dtype) -> Array:
         """Relative error of a variance E[x²] − E[x]² that is accumulated in ``dtype``.
 
-        u (1 + κ²) to the leading order; 1 and more leave no digit. inf where the sum of
-        squares overflows.
+        u (1 + κ²) to the leading order, u for a mean square; 1 and more leave no digit.
+        inf where the sum of squares overflows.
         """
         limits = jnp.finfo(dtype)
         squares = self.rms * (self.rms * self.spectrum.count)
-        error = (1 + self.kappa**2) * (float(limits.eps) / 2)
+        ratio = jnp.where(self._size > 0, self.rms * inverse(self._size), jnp.inf)
+        ratio = jnp.where(self.rms > 0, ratio, 1)
+        error = ratio**2 * (float(limits.eps) / 2)
         return jnp.where(squares > float(limits.max), jnp.inf, error)
 
 

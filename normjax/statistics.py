@@ -177,6 +177,9 @@ def two_sum(a: Array, b: Array) -> tuple[Array, Array]:
     Source: Knuth, TAOCP vol. 2, section 4.2.2, theorem B.
     """
     a, b = jnp.broadcast_arrays(a, b)
+    # A product in b that a compiler contracts with one of these sums, and not with the
+    # others, would make them sums of different numbers: none passes through a choice.
+    b = jnp.where(jnp.isfinite(b), b, b + b)
     high = a + b
     part = high - a
     low = (a - (high - part)) + (b - part)

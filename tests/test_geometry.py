@@ -80,10 +80,14 @@ def test_bad_inputs():
         assert not jnp.isnan(leaf).any()
 
 
-def test_rounding_is_a_bound_that_is_reached():
-    """Rounding x to bfloat16 moves x̂ by at most that, and by a tenth of it or more."""
+@pytest.mark.parametrize("preset", ["layer_norm", "rms_norm", "l2_norm", "scale_only"])
+def test_rounding_is_a_bound_that_is_reached(preset: str):
+    """Rounding x to bfloat16 moves x̂ by at most that, and by a tenth of it or more.
+
+    Where x is divided by its mean square, an offset of 20 costs nothing.
+    """
     x = np.random.default_rng(3).normal(20, 1, (50, 64))
-    spec = nj.layer_norm(epsilon=0.0)
+    spec = getattr(nj, preset)(epsilon=0.0)
     y = np.asarray(nj.normalize(spec, jnp.asarray(x)))
     near = jnp.asarray(x, jnp.bfloat16).astype(jnp.float64)
     moved = np.linalg.norm(np.asarray(nj.normalize(spec, near)) - y, axis=1)
@@ -91,6 +95,16 @@ def test_rounding_is_a_bound_that_is_reached():
     bound = np.asarray(nj.geometry(spec, jnp.asarray(x)).rounding("bfloat16"))
     assert (error <= bound).all()
     assert (error >= bound / 10).all()
+
+
+def test_a_mean_square_cancels_nothing():
+    """E[x²] − E[x]² loses u κ² of a variance; a mean square has positive parts."""
+    x = jnp.asarray(np.random.default_rng(3).normal(1e4, 1, (3, 64)), jnp.float32)
+    u = 2.0**-24
+    variance = np.asarray(nj.geometry(nj.layer_norm(), x).cancellation("float32"))
+    square = np.asarray(nj.geometry(nj.rms_norm(), x).cancellation("float32"))
+    np.testing.assert_allclose(square, u, rtol=1e-5)
+    assert (variance > 1e7 * u).all()
 
 
 def test_a_blend_is_refused():

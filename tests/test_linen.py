@@ -239,8 +239,10 @@ def test_eval_shape_traces_without_values():
 def test_drop_ins_run_in_64_bits_where_promotion_is_strict(kind: str):
     """With equal dtypes nothing is promoted but by Flax's own rule for the output."""
     more = {"use_running_average": False} if kind == "BatchNorm" else {}
-    layer = getattr(nj.linen, kind)(param_dtype=jnp.float64, **more)
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)))
-    variables = layer.init(jax.random.key(0), x)
-    y, changed = layer.apply(variables, x, mutable=["batch_stats"])
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+        layer = getattr(nj.linen, kind)(param_dtype=jnp.float64, **more)
+        x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)))
+        variables = layer.init(jax.random.key(0), x)
+        y, changed = layer.apply(variables, x, mutable=["batch_stats"])
+    assert x.dtype == jnp.float64
     assert {leaf.dtype for leaf in jax.tree.leaves((y, changed))} == {x.dtype}

@@ -317,3 +317,15 @@ def test_a_debiased_average_that_keeps_everything_stays_at_its_start():
     read = running.read(spec, follow(spec, [np.array([[1.0], [3.0]])]))
     np.testing.assert_array_equal(read.mean, 0)
     np.testing.assert_array_equal(read.variance, 1)
+
+
+@pytest.mark.parametrize("decay", [0.99, 0.999, 0.9999])
+def test_the_share_of_the_new_has_all_its_digits(decay: float):
+    """In float32, 1 − 0.9999 of a rounded 0.9999 would err by 3e-4 of itself."""
+    spec = nj.batch_norm(running=nj.Running(decay=decay, initial=(0, 0), debias=True))
+    moments = nj.moments(spec, jnp.asarray([[1.0], [3.0]], jnp.float32))
+    state = nj.running.init(spec, (2, 1))
+    state = jax.jit(lambda s: nj.running.update(spec, s, moments))(state)
+    assert float(state.mean[0]) == pytest.approx(2 * (1 - decay), rel=2.0**-22)
+    read = nj.running.read(spec, state)
+    np.testing.assert_allclose([read.mean[0], read.variance[0]], [2, 1], rtol=2.0**-20)

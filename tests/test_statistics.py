@@ -250,3 +250,27 @@ def test_gradient_through_merge():
     gap = np.linalg.norm(wide(jit(jax.grad(merged))(x)) - expected)
     bound = FACTOR * unit_roundoff(np.float32) * 4
     assert gap <= bound * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("size", [6, 8, 100])
+def test_a_mean_pair_is_exact_in_a_compiled_program(size: int):
+    """A product that is contracted with one of the sums of the pair, and not with the
+    others, would put it off by a unit of the mean: 2⁻¹⁰ here, ten thousand times more.
+    """
+    x = np.random.default_rng(0).normal(1e4, 1, (400, size, 16)).astype(np.float32)
+    moments = jax.jit(jax.vmap(lambda x: nj.moments(nj.batch_norm(), x)))
+    found = moments(jnp.asarray(x))
+    one_by_one = jax.jit(lambda x: nj.moments(nj.batch_norm(), x))
+    single = [one_by_one(jnp.asarray(part)) for part in x[:50]]
+    right = x.astype(np.float64).mean(1)
+    for mean, low, expected in (
+        (found.mean, found.mean_low, right),
+        (
+            jnp.stack([one.mean for one in single]),
+            jnp.stack([one.mean_low for one in single]),
+            right[:50],
+        ),
+    ):
+        pair = np.asarray(mean, np.float64) + np.asarray(low, np.float64)
+        # r = mean(x − x₀) is at most some deviations, in float32.
+        assert np.abs(pair - expected).max() < 64 * 2.0**-24

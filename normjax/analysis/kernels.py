@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from math import prod
 
@@ -34,11 +33,6 @@ def of_groups(spec: NormSpec, layout: Layout, x: Array) -> Columns:
         ``bad``, NaN or infinite.
     """
     found = geometry(spec, x)
-    if not spec.center and spec.divide in ("rms", "l2"):
-        # Nothing is subtracted: an offset is signal, and takes no digits away.
-        risk = dataclasses.replace(found, kappa=jnp.zeros_like(found.kappa))
-    else:
-        risk = found
     bad = jnp.sum(~jnp.isfinite(x.reshape(layout.view_shape)), layout.reduced)
     columns = {
         "share": found.share,
@@ -47,8 +41,8 @@ def of_groups(spec: NormSpec, layout: Layout, x: Array) -> Columns:
         "condition": found.condition,
         "distance": found.distance,
         "kappa": found.kappa,
-        **{f"rounding_{dtype}": risk.rounding(dtype) for dtype in DTYPES},
-        **{f"cancellation_{dtype}": risk.cancellation(dtype) for dtype in DTYPES},
+        **{f"rounding_{dtype}": found.rounding(dtype) for dtype in DTYPES},
+        **{f"cancellation_{dtype}": found.cancellation(dtype) for dtype in DTYPES},
         "largest": found.largest,
         "bad": bad,
     }
