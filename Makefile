@@ -24,9 +24,12 @@ test-oldest: .venv-oldest/made
 	  tests/test_devices.py tests/test_devices_state.py tests/test_spec.py tests/test_linen.py tests/test_nnx.py
 
 # Ratios to named peers, never asserted: a machine is as fast as its neighbours let it.
-# Ten minutes; writes the tables of the README.
+# A quarter of an hour; writes the tables of the README and its figure.
 bench: .venv/dev
 	cd tests && ../$(BIN)/python -m benchmarks.speed --readme
+	cd tests && ../$(BIN)/python -m benchmarks.correctness --readme
+	cd tests && ../$(BIN)/python -m benchmarks.streaming --readme
+	cd tests && ../$(BIN)/python -m benchmarks.geometry
 	cd tests && ../$(BIN)/python -m benchmarks.devices
 
 lint: .venv/dev
