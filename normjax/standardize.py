@@ -39,6 +39,7 @@ from normjax.program import (
     inverse_divisor,
     own_statistics,
 )
+from normjax.shared import push_statistics, push_value, shared_axes
 from normjax.statistics import (
     counts,
     divide_or_zero,
@@ -218,8 +219,10 @@ def _push(program: Program, keep_x: bool, y, known: Inputs, own, moving: Inputs)
         x = program.widen(x, known.numbers)
         z = finite_under_mask(known.weights, _standard(program, known, own, x) * inv)
     t = None if moving.x is None else program.widen(moving.x, known.numbers)
-    own_dot, rest = None, t
-    if own is not None:
+    own_dot, rest, shared = None, t, shared_axes(program, known, moving)
+    if shared:
+        own_dot = push_statistics(program, shared, own, z, inv, t)
+    elif own is not None:
         own_dot, rest = _push_own(program, known, own, z, inv, t)
     numbers_dot = jax.tree.map(
         lambda value, dot: jnp.zeros_like(value) if dot is None else dot,
@@ -230,6 +233,11 @@ def _push(program: Program, keep_x: bool, y, known: Inputs, own, moving: Inputs)
         partial(_scalars, program), (own, known.numbers), (own_dot, numbers_dot)
     )
     ratio, shift = scalars_dot.inv, jnp.zeros_like(inv)
+    if shared:
+        ratio = ratio * inverse(inv)
+        y_dot = push_value(shared, known, moving, z, t, (inv, ratio, own_dot.mean))
+        z_dot = z * ratio + (t - own_dot.mean) * inv
+        return y_dot.astype(y.dtype).reshape(y.shape), z_dot, own_dot
     if program.spec.center:
         ratio = ratio * inverse(inv)
         moved = numbers_dot.given if own_dot is None else own_dot

@@ -34,6 +34,7 @@ ROWS = (
     "statistics",
     "operators",
     "program",
+    "shared",
     "standardize",
     "factors",
     "arguments",
