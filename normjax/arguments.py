@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from normjax.layout import Layout
-from normjax.pattern import ELLIPSIS
 from normjax.program import Given, Inputs, Numbers, Program, apart, root
 from normjax.spec import LEAVES, NormSpec, check_numbers
 from normjax.statistics import Moments, Statistics, at_least, select
@@ -274,30 +273,6 @@ def _as_given(spec: NormSpec, layout: Layout, dtype, given: str, source) -> Give
         f"{given} is a {type(source).__name__}, expected Moments (nj.moments) or "
         "Statistics (nj.running.read)"
     )
-
-
-def example_axes(spec: NormSpec, ndim: int) -> tuple[int, ...]:
-    """Positions of the example's axes among ``ndim`` mapped axes.
-
-    Raises:
-        ValueError: if the pattern does not map as many.
-    """
-    pattern = spec.parsed
-    names = list(pattern.mapped)
-    if ELLIPSIS in names:
-        at = names.index(ELLIPSIS)
-        names[at : at + 1] = [ELLIPSIS] * (ndim - len(names) + 1)
-    if len(names) != ndim:
-        raise ValueError(
-            f"moments have {ndim} axes, expected those that '{pattern}' maps, "
-            f"{' '.join(pattern.mapped)}: take nj.moments of this spec"
-        )
-    owner = pattern.example(spec.example)
-    if owner is None:
-        return ()
-    if owner.name == ELLIPSIS:  # of a `...` its first axis
-        return tuple(i for i, name in enumerate(names) if name == ELLIPSIS)[:1]
-    return tuple(i for i, name in enumerate(names) if name in owner.names)
 
 
 def second_moment(spec: NormSpec, moments: Moments, ddof: int | None = None) -> Array:

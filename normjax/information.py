@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from normjax.pattern import ELLIPSIS
 from normjax.spec import NormSpec
 
 
@@ -105,3 +106,27 @@ _REFERENCE = {
     "blend": ("partly", "partly"),
     "renorm": ("partly", ""),
 }
+
+
+def example_axes(spec: NormSpec, ndim: int) -> tuple[int, ...]:
+    """Positions of the example's axes among ``ndim`` mapped axes.
+
+    Raises:
+        ValueError: if the pattern does not map as many.
+    """
+    pattern = spec.parsed
+    names = list(pattern.mapped)
+    if ELLIPSIS in names:
+        at = names.index(ELLIPSIS)
+        names[at : at + 1] = [ELLIPSIS] * (ndim - len(names) + 1)
+    if len(names) != ndim:
+        raise ValueError(
+            f"moments have {ndim} axes, expected those that '{pattern}' maps, "
+            f"{' '.join(pattern.mapped)}: take nj.moments of this spec"
+        )
+    owner = pattern.example(spec.example)
+    if owner is None:
+        return ()
+    if owner.name == ELLIPSIS:  # of a `...` its first axis
+        return tuple(i for i, name in enumerate(names) if name == ELLIPSIS)[:1]
+    return tuple(i for i, name in enumerate(names) if name in owner.names)

@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from normjax.arguments import bind, example_axes, second_moment
+from normjax.arguments import bind, second_moment
+from normjax.information import example_axes
 from normjax.layout import Layout
 from normjax.records import check_choice, check_number
 from normjax.spec import NormSpec, Running, check_numbers

@@ -13,7 +13,8 @@ from flax import nnx
 from jax import Array
 
 from normjax import functional, running
-from normjax.arguments import example_axes, second_moment
+from normjax.arguments import second_moment
+from normjax.information import example_axes
 from normjax.layers.found import NormLayer, stores
 from normjax.layers.replace import replace_norms
 from normjax.layers.snapshots import restore, snapshot
