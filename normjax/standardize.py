@@ -220,7 +220,7 @@ def _push(program: Program, keep_x: bool, y, known: Inputs, own, moving: Inputs)
         z = finite_under_mask(known.weights, _standard(program, known, own, x) * inv)
     t = None if moving.x is None else program.widen(moving.x, known.numbers)
     own_dot, rest, shared = None, t, shared_axes(program, known, moving)
-    if shared:
+    if shared and own is not None and t is not None:
         own_dot = push_statistics(program, shared, own, z, inv, t)
     elif own is not None:
         own_dot, rest = _push_own(program, known, own, z, inv, t)
@@ -233,7 +233,7 @@ def _push(program: Program, keep_x: bool, y, known: Inputs, own, moving: Inputs)
         partial(_scalars, program), (own, known.numbers), (own_dot, numbers_dot)
     )
     ratio, shift = scalars_dot.inv, jnp.zeros_like(inv)
-    if shared:
+    if shared and own_dot is not None and t is not None:
         ratio = ratio * inverse(inv)
         y_dot = push_value(shared, known, moving, z, t, (inv, ratio, own_dot.mean))
         z_dot = z * ratio + (t - own_dot.mean) * inv

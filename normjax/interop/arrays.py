@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import jax
@@ -203,14 +204,14 @@ def array_of(value: Any) -> np.ndarray:
     value = value.detach().cpu()
     if str(value.dtype) != "torch.bfloat16":  # NumPy has none of its own
         return np.asarray(value)
-    import torch
+    torch: Any = import_module("torch")
 
     return np.asarray(value.contiguous().view(torch.int16)).view(jnp.bfloat16)
 
 
 def tensor(array: np.ndarray) -> Any:
     """A tensor of PyTorch, of its own memory."""
-    import torch
+    torch: Any = import_module("torch")
 
     if array.dtype == jnp.bfloat16:
         return torch.tensor(array.view(np.int16)).view(torch.bfloat16)
