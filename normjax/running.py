@@ -123,8 +123,8 @@ def update(spec: NormSpec, state: State, moments: Moments) -> State:
         >>> state = nj.running.update(
         ...     spec, nj.running.init(spec, x.shape), nj.moments(spec, x)
         ... )
-        >>> round(float(state.variance[0]), 7)  # 0.9 + 0.1 * 5/3
-        1.0666667
+        >>> round(float(state.variance[0]), 6)  # 0.9 + 0.1 * 5/3
+        1.066667
     """
     running = _running(spec)
     _check_kind("state", state, State, "nj.running.init")
