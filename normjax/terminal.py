@@ -117,7 +117,7 @@ def show_analysis(found: Any) -> None:
         histogram = one.histogram
         ends = [histogram.lowest, histogram.highest]
         low, high = (
-            "–" if end is None else f"{end.value:.3g} at {_place(one.axes, end.index)}"
+            "–" if end is None else f"{end.value:.3g} at {one.place(end.index)}"
             for end in ends
         )
         lower, upper = histogram.quantile(0.5)
@@ -126,7 +126,7 @@ def show_analysis(found: Any) -> None:
     rows = table("flag", "rows", "says", "worst at")
     for one in found.findings.values():
         count, index = one.found.count, one.found.index
-        worst = _place(one.axes, index[0].tolist()) if len(index) else ""
+        worst = one.place(index[0].tolist()) if len(index) else ""
         style = "bold red" if count else ""
         counted = Text(f"{count:,}" if count else "none", style)
         rows.add_row(one.flag.name, counted, one.flag.meaning, worst)
@@ -136,7 +136,3 @@ def show_analysis(found: Any) -> None:
         out.print(f"the last batch has {rest.batch_size} examples; the page shows it")
     elif found.left_out:
         out.print(f"{found.left_out} examples behind the last whole batch are left out")
-
-
-def _place(axes: Sequence[str], index: Sequence[int]) -> str:
-    return ", ".join(f"{axis} {i}" for axis, i in zip(axes, index, strict=True))

@@ -88,7 +88,7 @@ THIRD_PARTY = {
     "sklearn": {"study.tasks"},
     "onnx": {"interop.onnx"},
     "keras": {"experiments.precision_offset"},
-    "torch": {"experiments.precision_offset", "interop.arrays"},
+    "torch": {"experiments.precision_offset"},
 }
 
 

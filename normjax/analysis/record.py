@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,19 @@ from normjax.analysis.tally import Extreme, Flagged, Histogram
 from normjax.spec import NormSpec
 
 
+class Placed:
+    """What has an index: a row of numbers, one for each of its axes."""
+
+    axes: tuple[str, ...]
+
+    def place(self, index: Sequence[int]) -> str:
+        """Where a row stands, like ``b 3, t 17``."""
+        pairs = zip(self.axes, index, strict=True)
+        return ", ".join(f"{axis} {i}" for axis, i in pairs)
+
+
 @dataclass(frozen=True)
-class Distribution:
+class Distribution(Placed):
     """One measure over all finite groups, or over all examples.
 
     Attributes:
@@ -29,7 +40,7 @@ class Distribution:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(Placed):
     """The rows that have one flag.
 
     Attributes:

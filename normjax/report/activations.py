@@ -83,7 +83,7 @@ def row(one: Distribution) -> dict[str, Any]:
     for side in ("lowest", "highest"):
         extreme = getattr(histogram, side)
         cells[side] = "–" if extreme is None else number(extreme.value)
-        cells[f"{side}_at"] = "" if extreme is None else place(one.axes, extreme.index)
+        cells[f"{side}_at"] = "" if extreme is None else one.place(extreme.index)
     cells["quantiles"] = [between(*histogram.quantile(q)) for q in QUANTILES]
     cells["undefined"] = histogram.undefined
     return cells
@@ -109,7 +109,7 @@ def flag_row(found: ActivationAnalysis, one: Finding) -> dict[str, Any]:
         "of": of,
         "judged": not rest,
         "worst": [
-            (place(one.axes, index), number(value))
+            (one.place(index), number(value))
             for index, value in zip(
                 one.found.index[:SHOWN].tolist(),
                 one.found.values[:SHOWN].tolist(),
@@ -117,11 +117,6 @@ def flag_row(found: ActivationAnalysis, one: Finding) -> dict[str, Any]:
             )
         ],
     }
-
-
-def place(axes: tuple[str, ...], index) -> str:
-    """Where a row stands, like ``b 3, t 17``."""
-    return ", ".join(f"{axis} {i}" for axis, i in zip(axes, index, strict=True))
 
 
 def _version(name: str) -> str:
