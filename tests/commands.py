@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from normjax import cli
+from normjax import cli, terminal
 
 
 class Done(NamedTuple):
@@ -27,7 +27,7 @@ Call = Callable[..., Done]
 def normjax(monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path) -> Call:
     """Run the command in this process, in an empty folder, on a wide terminal."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli.out, "width", 1000)
+    monkeypatch.setattr(terminal.out, "width", 1000)
 
     def call(*arguments: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["normjax", *arguments])

@@ -13,6 +13,7 @@ from commands import normjax as normjax
 
 import normjax as nj
 from normjax import cli, verify
+from normjax.presets import PRESETS
 from normjax.verify import Check, check_jacobian
 
 pytestmark = pytest.mark.jax_defaults
@@ -119,7 +120,7 @@ WRONG = {
     ),
     "keys of presets on a pattern": (
         ["spec", "b [c]", "--set", "groups=2"],
-        "there is no preset 'b [c]'; expected one of " + ", ".join(cli.PRESETS),
+        "there is no preset 'b [c]'; expected one of " + ", ".join(PRESETS),
     ),
     "shape": (
         ["diff", "layer_norm", "rms_norm", "--shape", "8,x"],
@@ -205,7 +206,7 @@ def test_the_core_commands_need_no_extra(tmp_path: Path):
 
 
 def test_a_mistake_of_ours_keeps_its_traceback(tmp_path: Path):
-    code = "import normjax.cli as c; c.resolve = lambda *_: 1 / 0"
+    code = "import normjax.cli.layers as c; c.resolve = lambda *_: 1 / 0"
     done = process(code, "spec", "layer_norm", folder=tmp_path)
     assert done.code == 1
     assert "ZeroDivisionError" in done.err

@@ -1,0 +1,44 @@
+"""The command line: ``normjax run | report | spec | diff | verify | analyze``.
+
+Exit status: 0 everything held; 1 something was run and did not hold; 2 the input is
+wrong.
+"""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from normjax import typed
+from normjax.cli import activations as activations
+from normjax.cli import layers as layers
+from normjax.cli import studies as studies
+from normjax.cli.app import app as app
+
+# What the extras study and data install.
+EXTRAS = {
+    "pydantic", "pydantic_core", "ruamel", "polars", "matplotlib", "jinja2", "mlxtend",
+    "sklearn",
+}  # fmt: skip
+
+
+def main() -> None:
+    """Run the command line; input that is wrong is one message and exit status 2."""
+    try:
+        app()
+    except typed.InputError as error:
+        _fail(str(error))
+    except ModuleNotFoundError as error:
+        package = str(error.name).split(".")[0]
+        if package not in EXTRAS:
+            raise
+        _fail(f"{package} is missing: pip install 'normjax[study,data]'")
+    except ValueError as error:
+        if type(error).__name__ not in ("ConfigError", "AnalysisError"):
+            raise
+        _fail(str(error))
+
+
+def _fail(message: str) -> None:
+    errors = Console(stderr=True, markup=False, highlight=False)
+    errors.print(message, style="red", soft_wrap=True)
+    raise SystemExit(2)
