@@ -208,6 +208,7 @@ def test_public_definitions_have_one_home():
             if definition and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(name)
     assert {name: places for name, places in homes.items() if len(places) > 1} == {
+        "analyze": ["normjax.analysis.stream", "normjax.study.analysis"],
         "init": ["normjax.functional", "normjax.mixture.apply", "normjax.running"],
         "input_jacobian": ["normjax.jacobian", "normjax.mixture.jacobian"],
         "merge": ["normjax.running", "normjax.statistics"],

@@ -31,7 +31,7 @@ def write(run: str | Path) -> Path:
         The path of the page.
 
     Raises:
-        ConfigError: if there is no finished, analysed run.
+        ConfigError: if there is no finished, analyzed run.
     """
     results = study.load(run)
     path = results.folder / "analysis.json"

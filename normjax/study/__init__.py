@@ -15,16 +15,16 @@ from rich.progress import (
 )
 
 from normjax.study.analysis import Analysis as Analysis
-from normjax.study.analysis import analyse as analyse
+from normjax.study.analysis import analyze as analyze
 from normjax.study.cells import Cell as Cell
 from normjax.study.cells import Curve as Curve
 from normjax.study.document import ConfigError as ConfigError
 from normjax.study.executors import local
+from normjax.study.norm_setting import NormSetting as NormSetting
 from normjax.study.plan import Plan as Plan
 from normjax.study.plan import make_plan as make_plan
 from normjax.study.provenance import collect
 from normjax.study.schema import Field as Field
-from normjax.study.schema import NormSetting as NormSetting
 from normjax.study.schema import Settings as Settings
 from normjax.study.store import Results as Results
 from normjax.study.store import Store
@@ -82,6 +82,6 @@ def run(
             lambda block, _: bar.update(task, advance=1, description=block.arm),
         )
     results = store.finish(decided)
-    analysis = analyse(results, decided.experiment.manipulations)
+    analysis = analyze(results, decided.experiment.manipulations)
     store.write_json("analysis.json", analysis.to_dict())
     return results, analysis

@@ -105,7 +105,7 @@ class Analysis:
         return asdict(self)
 
 
-def analyse(
+def analyze(
     results: Results, registry: Mapping[str, Callable[..., Any]] | None = None
 ) -> Analysis:
     """Judge a finished run.

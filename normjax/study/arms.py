@@ -11,14 +11,9 @@ from normjax.records import suggest
 from normjax.study.cells import Cell
 from normjax.study.document import ConfigError, Document, Location, put
 from normjax.study.experiment import Experiment
-from normjax.study.schema import (
-    Arm,
-    InvalidError,
-    NormSetting,
-    Study,
-    parse,
-    validate,
-)
+from normjax.study.norm_setting import NormSetting
+from normjax.study.schema import Arm, Study
+from normjax.study.validation import InvalidError, parse, validate
 from normjax.traits import diff
 
 BASELINE = "baseline"

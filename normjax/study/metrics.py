@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from normjax.spectra import stabilizer_share
-from normjax.study.schema import NormSetting
+from normjax.study.norm_setting import NormSetting
 
 
 def r2(prediction: Array, target: Array) -> Array:

@@ -13,7 +13,8 @@ from pydantic import model_validator as _validator
 
 from normjax.linen import Norm
 from normjax.study.cells import stream
-from normjax.study.schema import NormSetting, Settings, problem
+from normjax.study.norm_setting import NormSetting
+from normjax.study.schema import Settings, problem
 
 
 class ModelSettings(Settings):

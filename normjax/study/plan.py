@@ -14,7 +14,8 @@ from normjax.study.arms import PlannedArm, check_statements, resolve_arms
 from normjax.study.cells import kinds
 from normjax.study.document import ConfigError, Document, parse_value, read_yaml
 from normjax.study.experiment import Experiment, find
-from normjax.study.schema import Study, canonical, validate
+from normjax.study.schema import Study
+from normjax.study.validation import canonical, validate
 
 ENGINE = 1
 

@@ -54,7 +54,7 @@ def test_bounds_have_a_section_of_their_own(bounds: Path):
 
 def test_a_value_above_its_bound_is_marked(bounds: Path):
     """The baseline reaches 3/4 of its bound; where that is inf, nothing is judged."""
-    analysis = study.analyse(study.load(bounds))
+    analysis = study.analyze(study.load(bounds))
     found = {(b.arm, b.metric): (b.largest, b.share, b.ok) for b in analysis.bounds}
     assert found["baseline", "late"] == (4.0, 0.75, True)
     assert found["absent", "late"] == (12.0, 2.25, False)

@@ -90,7 +90,7 @@ def test_every_section_is_there(page: Page):
 
 def test_numbers_are_those_of_the_analysis(page: Page, toy: Path):
     results = study.load(toy)
-    for verdict in study.analyse(results).verdicts:
+    for verdict in study.analyze(results).verdicts:
         shown = interval(vars(verdict.paired))
         assert any(w.startswith(shown) for w in page.words)
     assert "(1 seeds lost)" in page.text
@@ -195,7 +195,7 @@ def test_closed_forms_with_seeds_are_exported_by_seed(toy: Path):
         assert float(row["up_computed"]) == 3 * float(row["coordinate"])
 
 
-def test_only_finished_and_analysed_runs_have_a_page(tmp_path: Path, monkeypatch):
+def test_only_finished_and_analyzed_runs_have_a_page(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with refused("gone holds no finished run: plan.json is missing"):
         report.write("gone")

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from normjax.study.analysis import Analysis, analyse
+from normjax.study.analysis import Analysis, analyze
 from normjax.study.cells import Row
 from normjax.study.store import Results
 
@@ -80,7 +80,7 @@ THREE = {
 
 
 def test_every_arm_is_compared_with_the_arm_it_is_from():
-    found = analyse(results(THREE)).contrasts
+    found = analyze(results(THREE)).contrasts
     assert [(c.arm, c.parent, c.metric) for c in found] == [
         ("up", "baseline", "score"),
         ("down", "up", "score"),
@@ -99,12 +99,12 @@ def test_every_arm_is_compared_with_the_arm_it_is_from():
 
 def test_lower_may_be_better():
     outcomes = {**OUTCOMES, "better": "lower", "equivalent_within": None}
-    found = analyse(results(THREE, outcomes=outcomes)).contrasts
+    found = analyze(results(THREE, outcomes=outcomes)).contrasts
     assert [c.verdict for c in found[:2]] == ["worse", "better"]
 
 
 def test_without_outcomes_there_is_no_contrast():
-    assert analyse(results(THREE, outcomes=None)).contrasts == ()
+    assert analyze(results(THREE, outcomes=None)).contrasts == ()
 
 
 def test_hypotheses_are_judged_on_the_table():
@@ -113,14 +113,14 @@ def test_hypotheses_are_judged_on_the_table():
         statement("baseline.score > up.score", id="H2"),
         statement("up.score = down.score", within=0.01, id="H3"),
     ]
-    found = analyse(results(THREE, hypotheses=declared)).verdicts
+    found = analyze(results(THREE, hypotheses=declared)).verdicts
     assert [v.verdict for v in found] == ["supported", "contradicted", "contradicted"]
     assert [v.id for v in found] == ["H1", "H2", "H3"]
     assert found[2].paired.lost == (0, 2, 0)
 
 
 def test_diverged_seeds_are_counted():
-    assert analyse(results(THREE)).diverged == {"baseline": 0, "up": 0, "down": 2}
+    assert analyze(results(THREE)).diverged == {"baseline": 0, "up": 0, "down": 2}
 
 
 def checked(level: float, start: float = 1.0) -> list[Row]:
@@ -135,7 +135,7 @@ def level(after: Any, values: Any):
 
 def manipulations(up: list[Row], base: list[Row]) -> list[tuple[str, str, bool]]:
     table = results({"baseline": base, "up": up}, outcomes=None)
-    found = analyse(table, {"level": level}).manipulations
+    found = analyze(table, {"level": level}).manipulations
     return [(m.arm, m.name, m.ok) for m in found]
 
 
@@ -153,11 +153,11 @@ def test_manipulations_are_checked_by_the_experiments_registry():
 
 def test_without_a_registry_only_the_start_is_checked():
     table = results({"baseline": checked(0.0), "up": checked(1.0)}, outcomes=None)
-    assert [m.name for m in analyse(table).manipulations] == [SAME]
+    assert [m.name for m in analyze(table).manipulations] == [SAME]
 
 
 def test_an_experiment_without_checks_has_no_manipulations():
-    assert analyse(results(THREE), {"level": level}).manipulations == ()
+    assert analyze(results(THREE), {"level": level}).manipulations == ()
 
 
 def curves(error: float, bad: float | None = 0.0) -> list[Row]:
@@ -173,7 +173,7 @@ def curves(error: float, bad: float | None = 0.0) -> list[Row]:
 
 @pytest.mark.parametrize("error", [0.0, 0.25, -3.0])
 def test_a_metric_agrees_with_its_closed_form_up_to_its_largest_distance(error: float):
-    found = analyse(results({"baseline": curves(error)}, outcomes=None)).agreements
+    found = analyze(results({"baseline": curves(error)}, outcomes=None)).agreements
     assert [(a.arm, a.metric) for a in found] == [("baseline", "line")]
     assert found[0].error == pytest.approx(abs(error))
     assert found[0].largest == pytest.approx(14.0)
@@ -181,7 +181,7 @@ def test_a_metric_agrees_with_its_closed_form_up_to_its_largest_distance(error: 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, None])
 def test_a_distance_that_is_not_finite_is_no_agreement(bad: float | None):
-    found = analyse(results({"baseline": curves(0.0, bad)}, outcomes=None))
+    found = analyze(results({"baseline": curves(0.0, bad)}, outcomes=None))
     assert [(a.largest, a.error) for a in found.agreements] == [(None, None)]
     assert "NaN" not in json.dumps(found.to_dict(), allow_nan=False)
 
@@ -190,13 +190,13 @@ def test_rows_are_matched_by_seed_and_place_and_not_by_order():
     rows = curves(0.0)
     rows = [r for r in rows if r.metric == "line"] + rows[::-1][::2]
     assert {r.metric for r in rows[len(rows) // 2 :]} == {"line_predicted"}
-    found = analyse(results({"baseline": rows}, outcomes=None)).agreements
+    found = analyze(results({"baseline": rows}, outcomes=None)).agreements
     assert found[0].error == 0
 
 
 def test_a_closed_form_of_another_length_is_not_compared():
     rows = [*curves(0.0), Row(0, "line_predicted", 3.0, 0.0)]
-    assert analyse(results({"baseline": rows}, outcomes=None)).agreements == ()
+    assert analyze(results({"baseline": rows}, outcomes=None)).agreements == ()
 
 
 def held(verdict_of: str, required: bool, level_of_up: float = 1.0) -> bool:
@@ -206,7 +206,7 @@ def held(verdict_of: str, required: bool, level_of_up: float = 1.0) -> bool:
         "up": [*THREE["up"], *checked(level_of_up)],
         "down": [*THREE["down"], *checked(1.0)],
     }
-    return analyse(results(rows, hypotheses=[declared]), {"level": level}).held
+    return analyze(results(rows, hypotheses=[declared]), {"level": level}).held
 
 
 def test_a_run_holds_if_checks_and_required_hypotheses_do():
@@ -218,7 +218,7 @@ def test_a_run_holds_if_checks_and_required_hypotheses_do():
 
 def test_the_analysis_is_json_without_nan():
     declared = [statement("up.score > baseline.score")]
-    found: Analysis = analyse(results(THREE, hypotheses=declared))
+    found: Analysis = analyze(results(THREE, hypotheses=declared))
     data = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert data["verdicts"][0]["paired"]["seeds"] == len(SEEDS)
     assert data["contrasts"][1]["paired"]["lost"] == [0, 2, 0]
@@ -227,7 +227,7 @@ def test_the_analysis_is_json_without_nan():
 
 def test_an_arm_that_diverged_altogether_is_worse():
     rows = {"baseline": scores(0.0), "up": scores(1.0, lose=len(SEEDS))}
-    found = analyse(results(rows))
+    found = analyze(results(rows))
     (score, loss) = found.contrasts
     assert score.verdict == "worse"
     assert (score.paired.seeds, score.paired.lost) == (0, (0, 8, 0))

@@ -10,8 +10,8 @@ from studies import refused, write
 from normjax.study.arms import Change, differences
 from normjax.study.document import ConfigError
 from normjax.study.plan import make_plan, resolved
-from normjax.study.schema import parse
 from normjax.study.training import Settings
+from normjax.study.validation import parse
 
 pytestmark = pytest.mark.jax_defaults
 

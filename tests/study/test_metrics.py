@@ -10,7 +10,8 @@ import pytest
 
 import normjax as nj
 from normjax.study import metrics
-from normjax.study.schema import NormSetting, parse
+from normjax.study.norm_setting import NormSetting
+from normjax.study.validation import parse
 
 pytestmark = pytest.mark.jax_defaults
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from normjax.study.models import MLP, ModelSettings, digests, initialize
-from normjax.study.schema import InvalidError, parse
+from normjax.study.validation import InvalidError, parse
 
 pytestmark = pytest.mark.jax_defaults
 

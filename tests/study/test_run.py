@@ -157,7 +157,7 @@ def test_the_analysis_is_stored(smoke: Run):
 def test_a_finished_run_is_loaded(smoke: Run):
     loaded = study.load(smoke.folder)
     assert loaded.table.equals(smoke.results.table)
-    again = study.analyse(loaded)
+    again = study.analyze(loaded)
     assert again.verdicts == smoke.analysis.verdicts
 
 

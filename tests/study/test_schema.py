@@ -10,16 +10,9 @@ from studies import refused, write
 
 from normjax.study.document import read_yaml
 from normjax.study.plan import make_plan
-from normjax.study.schema import (
-    Hypothesis,
-    InvalidError,
-    Settings,
-    Study,
-    canonical,
-    parse,
-    validate,
-)
+from normjax.study.schema import Hypothesis, Settings, Study
 from normjax.study.training import Settings as Training
+from normjax.study.validation import InvalidError, canonical, parse, validate
 
 pytestmark = pytest.mark.jax_defaults
 

@@ -10,8 +10,9 @@ from studies import refused, write
 
 import normjax as nj
 from normjax.study.document import ConfigError
+from normjax.study.norm_setting import NormSetting
 from normjax.study.plan import make_plan
-from normjax.study.schema import NormSetting, canonical, parse
+from normjax.study.validation import canonical, parse
 
 pytestmark = pytest.mark.jax_defaults
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from normjax.study.cells import fingerprint
-from normjax.study.schema import InvalidError, parse
 from normjax.study.tasks import TASKS, TaskSettings, auto_mpg, split
+from normjax.study.validation import InvalidError, parse
 
 pytestmark = pytest.mark.jax_defaults
 

@@ -14,8 +14,8 @@ from studies import quick_compile as quick_compile
 from normjax.study import metrics, training
 from normjax.study.cells import Cell, Row, program, run_block, stream
 from normjax.study.models import MLP, initialize
-from normjax.study.schema import parse
 from normjax.study.tasks import split
+from normjax.study.validation import parse
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("quick_compile")]
 
