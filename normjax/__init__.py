@@ -1,6 +1,7 @@
 """normjax: normalization layers, stated completely and proved against autodiff."""
 
 import importlib as _importlib
+from typing import Any as _Any
 
 from normjax import mixture as mixture
 from normjax import running as running
@@ -46,13 +47,16 @@ from normjax.traits import properties as properties
 _ON_FIRST_USE = {
     name: f"normjax.{name}"
     for name in (
-        "analysis", "interop", "layers", "linen", "nnx", "report", "study", "verify"
+        "analysis", "diagnosis", "interop", "layers", "linen", "nnx", "report", "study",
+        "verify",
     )
 } | {"surgery": "normjax.layers.surgery"}  # fmt: skip
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> _Any:
     """Load what needs Flax or an extra when it is first used."""
+    if name == "diagnose":
+        return _importlib.import_module("normjax.diagnosis").diagnose
     if name in _ON_FIRST_USE:
         return _importlib.import_module(_ON_FIRST_USE[name])
     raise AttributeError(f"module 'normjax' has no attribute {name!r}")

@@ -136,3 +136,29 @@ def show_analysis(found: Any) -> None:
         out.print(f"the last batch has {rest.batch_size} examples; the page shows it")
     elif found.left_out:
         out.print(f"{found.left_out} examples behind the last whole batch are left out")
+
+
+def show_diagnosis(found: Any) -> None:
+    """What was found, then why it matters and what to try, once for each kind."""
+    styles = {"error": "bold red", "warning": "yellow", "note": ""}
+    rows = table("", "step", "layer", "found", "measured")
+    kinds: dict[tuple[str, ...], Any] = {}
+    for each in found.findings:
+        numbers = ", ".join(
+            f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in each.numbers.items()
+        )
+        mark = Text(each.severity, styles[each.severity])
+        rows.add_row(mark, each.step, each.path or "the model", each.what, numbers)
+        kinds.setdefault((each.what, each.why, each.remedy), each)
+    if found.findings:
+        out.print(rows)
+    for what, why, remedy in kinds:
+        out.print(f"{what}: {why}. Try: {remedy}.")
+    counts = [
+        sum(each.severity == severity for each in found.findings) for severity in styles
+    ]
+    out.print(
+        f"{len(found.layers)} norm layers: {counts[0]} errors, {counts[1]} warnings, "
+        f"{counts[2]} notes"
+    )

@@ -52,6 +52,7 @@ ROWS = (
     "layers",
     "verify",
     "analysis",
+    "diagnosis",
     "study",
     "report",
     "terminal",
@@ -71,7 +72,15 @@ WIRED_LAYERS = "Residual SelfAttention TransformerBlock"
 STANDARD_LIBRARY_ONLY = {"pattern", "layout"}
 EVERYWHERE = {"jax", "numpy"}
 THIRD_PARTY = {
-    "flax": {"linen", "nnx", "layers", "interop", "study", "experiments"},
+    "flax": {
+        "linen",
+        "nnx",
+        "layers",
+        "interop",
+        "diagnosis",
+        "study",
+        "experiments",
+    },
     "optax": {"study", "experiments"},
     "chex": {"verify"},
     "scipy": {"verify", "study"},
@@ -222,6 +231,7 @@ def test_public_definitions_have_one_home():
             name: [f"normjax.layers.{framework}" for framework in ("linen", "nnx")]
             for name in WIRED_LAYERS.split()
         },
+        "Finding": ["normjax.analysis.record", "normjax.diagnosis.record"],
         "Settings": ["normjax.study.schema", "normjax.study.training"],
     }
 

@@ -1,4 +1,4 @@
-"""The command line: ``normjax run | report | spec | diff | verify | analyze``.
+"""The command line: ``normjax --help`` lists its commands.
 
 Exit status: 0 everything held; 1 something was run and did not hold; 2 the input is
 wrong.
@@ -10,6 +10,7 @@ from rich.console import Console
 
 from normjax import typed
 from normjax.cli import activations as activations
+from normjax.cli import diagnoses as diagnoses
 from normjax.cli import layers as layers
 from normjax.cli import studies as studies
 from normjax.cli.app import app as app
