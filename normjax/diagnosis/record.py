@@ -11,6 +11,8 @@ STEPS = (
     "training against evaluation",
     "denominators",
     "precision",
+    "coupling",
+    "configuration",
 )
 
 

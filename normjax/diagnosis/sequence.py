@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from normjax.diagnosis.binding import subject
+from normjax.diagnosis.companions import coupling_findings
+from normjax.diagnosis.configuration import configuration_findings
 from normjax.diagnosis.denominators import denominator_findings
 from normjax.diagnosis.modes import mode_findings
 from normjax.diagnosis.precision import precision_findings
@@ -21,6 +23,7 @@ def diagnose(
     *,
     train: Mapping[str, Any] | None = None,
     evaluate: Mapping[str, Any] | None = None,
+    optimizer: Any = None,
     deployment_dtype: str = "bfloat16",
 ) -> Diagnosis:
     """What is wrong with the norm layers of a model, measured on one batch.
@@ -28,8 +31,9 @@ def diagnose(
     In a fixed sequence: training against evaluation (who stores, updates and uses which
     statistics, and how far stored ones are from the batch's), denominators (groups
     without variance or with too few elements, ε), precision (every layer against
-    float64, as it is and in the deployment dtype). The model and its variables stay as
-    they are, and dropout is off.
+    float64, as it is and in the deployment dtype), coupling (evaluation with other
+    companions), configuration (momentum, epsilon, weight decay). The model and its
+    variables stay as they are, and dropout is off.
 
     Args:
         model: a linen or an nnx module, with norm layers of Flax or ours.
@@ -40,6 +44,7 @@ def diagnose(
             signature (``train``, ``deterministic``, ``use_running_average``, ...). Of
             nnx models ``train()`` and ``eval()`` are called in any case.
         evaluate: arguments that ask for evaluation.
+        optimizer: an optax transformation: does its decay reach norm parameters?
         deployment_dtype: parameters and batch are tried in it too.
 
     Returns:
@@ -63,6 +68,8 @@ def diagnose(
         *mode_findings(found, training, evaluation),
         *denominator_findings(training),
         *precision_findings(found, training, deployment_dtype),
+        *coupling_findings(found, evaluation),
+        *configuration_findings(found, training, optimizer, deployment_dtype),
     ]
     arrays = {**dict(zip(found.names, found.args, strict=False)), **found.named}
     return Diagnosis(

@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from commands import Call
 from commands import normjax as normjax
@@ -19,7 +20,7 @@ import normjax as nj
 pytestmark = pytest.mark.jax_defaults
 
 X = np.random.default_rng(0).normal(size=(16, 6)).astype(np.float32)
-MODES, DENOMINATORS, PRECISION = nj.diagnosis.STEPS
+MODES, DENOMINATORS, PRECISION, COUPLING, CONFIGURATION = nj.diagnosis.STEPS
 
 
 class Net(nn.Module):
@@ -146,6 +147,26 @@ BROKEN: dict[str, tuple[Any, tuple[str, str, str], dict[str, Any]]] = {
     "narrow statistics": (
         half_statistics, ("warning", PRECISION, ""), {},
     ),
+    "over the examples": (
+        lambda: (nn.LayerNorm(reduction_axes=(0, 1)), None, X),
+        ("error", COUPLING, ""), {},
+    ),
+    "momentum of PyTorch": (
+        lambda: (Net(momentum=0.1), trained(Net(momentum=0.1)), X),
+        ("warning", CONFIGURATION, "bn"), {},
+    ),
+    "no epsilon": (
+        lambda: (Net(epsilon=1e-9), trained(Net()), X),
+        ("warning", CONFIGURATION, "bn"), {"deployment_dtype": "float16"},
+    ),
+    "decay on norms": (
+        lambda: (Net(), trained(Net()), X),
+        ("warning", CONFIGURATION, "bn"), {"optimizer": optax.adamw(1e-3)},
+    ),
+    "decay on norms of nnx": (
+        lambda: perceptron(nnx),
+        ("warning", CONFIGURATION, "bn"), {"optimizer": optax.adamw(1e-3)},
+    ),
 }  # fmt: skip
 
 
@@ -197,6 +218,13 @@ def test_a_healthy_model_has_notes_at_most(name: str):
     assert above_notes(found) == []
     assert found.ok
     assert len(found.layers) >= 2
+
+
+def test_decay_on_all_but_norms_is_no_finding():
+    model, variables = Net(), trained(Net())
+    others = nj.surgery.norm_parameters(model, variables, X, train=False).others
+    optimizer = optax.adamw(1e-3, mask=others)
+    assert above_notes(nj.diagnose(model, variables, X, optimizer=optimizer)) == []
 
 
 def test_the_model_and_its_state_stay():
