@@ -12,6 +12,7 @@ from normjax import typed
 from normjax.cli import activations as activations
 from normjax.cli import diagnoses as diagnoses
 from normjax.cli import layers as layers
+from normjax.cli import reports as reports
 from normjax.cli import studies as studies
 from normjax.cli.app import app as app
 

@@ -1,4 +1,4 @@
-"""``normjax run`` and ``normjax report``."""
+"""``normjax run``."""
 
 from __future__ import annotations
 
@@ -51,15 +51,6 @@ def run_study(
     out.print(f"page: {page}", soft_wrap=True)
     if not analysis.held:
         raise typer.Exit(1)
-
-
-@app.command("report")
-def write_report(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
-) -> None:
-    """Write the page of a run that is there."""
-    _, writer = _studies()
-    out.print(f"page: {writer.write(folder)}", soft_wrap=True)
 
 
 def _studies() -> tuple[Any, Any]:

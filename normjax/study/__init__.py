@@ -18,6 +18,9 @@ from normjax.study.analysis import Analysis as Analysis
 from normjax.study.analysis import analyze as analyze
 from normjax.study.cells import Cell as Cell
 from normjax.study.cells import Curve as Curve
+from normjax.study.comparison import Comparison as Comparison
+from normjax.study.comparison import compare as compare
+from normjax.study.comparison import load_judged as load_judged
 from normjax.study.document import ConfigError as ConfigError
 from normjax.study.executors import local
 from normjax.study.norm_setting import NormSetting as NormSetting
@@ -29,6 +32,8 @@ from normjax.study.schema import Settings as Settings
 from normjax.study.store import Results as Results
 from normjax.study.store import Store
 from normjax.study.store import load as load
+from normjax.study.summary import summarize as summarize
+from normjax.study.summary import write_table as write_table
 
 
 def run(
