@@ -47,16 +47,21 @@ from normjax.traits import properties as properties
 _ON_FIRST_USE = {
     name: f"normjax.{name}"
     for name in (
-        "analysis", "diagnosis", "interop", "layers", "linen", "nnx", "report", "study",
-        "verify",
+        "analysis", "auditing", "diagnosis", "interop", "layers", "linen", "nnx",
+        "report", "study", "verify",
     )
 } | {"surgery": "normjax.layers.surgery"}  # fmt: skip
+_FUNCTIONS = {
+    "audit": "normjax.auditing",
+    "diagnose": "normjax.diagnosis",
+    "equivalent": "normjax.auditing",
+}
 
 
 def __getattr__(name: str) -> _Any:
     """Load what needs Flax or an extra when it is first used."""
-    if name == "diagnose":
-        return _importlib.import_module("normjax.diagnosis").diagnose
     if name in _ON_FIRST_USE:
         return _importlib.import_module(_ON_FIRST_USE[name])
+    if name in _FUNCTIONS:
+        return getattr(_importlib.import_module(_FUNCTIONS[name]), name)
     raise AttributeError(f"module 'normjax' has no attribute {name!r}")

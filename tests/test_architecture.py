@@ -51,6 +51,7 @@ ROWS = (
     "linen nnx",
     "layers",
     "verify",
+    "auditing",
     "analysis",
     "diagnosis",
     "study",
@@ -77,13 +78,14 @@ THIRD_PARTY = {
         "nnx",
         "layers",
         "interop",
+        "auditing",
         "diagnosis",
         "study",
         "experiments",
     },
     "optax": {"study", "experiments"},
     "chex": {"verify"},
-    "scipy": {"verify", "study"},
+    "scipy": {"verify", "auditing", "study"},
     "mpmath": {"verify"},
     "pydantic": {"study"},
     "pydantic_core": {"study"},
@@ -231,7 +233,9 @@ def test_public_definitions_have_one_home():
             name: [f"normjax.layers.{framework}" for framework in ("linen", "nnx")]
             for name in WIRED_LAYERS.split()
         },
-        "Finding": ["normjax.analysis.record", "normjax.diagnosis.record"],
+        "Finding": [
+            f"normjax.{kind}.record" for kind in ("analysis", "auditing", "diagnosis")
+        ],
         "Settings": ["normjax.study.schema", "normjax.study.training"],
     }
 

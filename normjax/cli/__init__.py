@@ -10,6 +10,7 @@ from rich.console import Console
 
 from normjax import typed
 from normjax.cli import activations as activations
+from normjax.cli import audits as audits
 from normjax.cli import diagnoses as diagnoses
 from normjax.cli import layers as layers
 from normjax.cli import reports as reports
