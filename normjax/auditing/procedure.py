@@ -12,6 +12,7 @@ import numpy as np
 from normjax.auditing import divisor as divisors
 from normjax.auditing import fitting, others, stabilizer, stored
 from normjax.auditing.adapters import adapt
+from normjax.auditing.derivative import derivative_finding
 from normjax.auditing.formula import Formula
 from normjax.auditing.grouping import (
     Grouping,
@@ -19,6 +20,7 @@ from normjax.auditing.grouping import (
     find_groups,
     silent_outputs,
 )
+from normjax.auditing.precision import variance_finding
 from normjax.auditing.probing import BudgetError, Probe, checked_shape, float_dtype
 from normjax.auditing.record import Audit, Finding
 from normjax.auditing.specs import Declared, declare, reproduces
@@ -90,6 +92,7 @@ def audit(
     found = _Found()
     try:
         _identify(probe, found)
+        _inspect(probe, found)
     except BudgetError as error:
         found.open.append(f"{error}: what comes later was not asked")
     except CallError as error:
@@ -161,6 +164,16 @@ def _identify(probe: Probe, found: _Found) -> None:
         )
     if found.findings[-1].confidence == "open":
         found.open.append("axes of a gain that is the same everywhere")
+
+
+def _inspect(probe: Probe, found: _Found) -> None:
+    """How a formula that is known is computed, and its derivative."""
+    if found.formula is None:
+        return
+    for inspect in (variance_finding, derivative_finding):
+        finding = inspect(probe, found.formula)
+        if finding is not None:
+            found.findings.append(finding)
 
 
 def _fit(probe: Probe, grouping: Grouping):

@@ -248,7 +248,7 @@ class Target:
         return mask[tuple(kept)]
 
 
-def mode_arguments(call: Callable, train: bool) -> dict[str, bool]:
+def mode_arguments(call: Callable, train: bool) -> dict[str, Any]:
     """The arguments of a call that say whether it is training.
 
     Example:
