@@ -9,7 +9,8 @@ import numpy as np
 from normjax.analysis.record import ActivationAnalysis
 from normjax.analysis.source import AnalysisError
 from normjax.analysis.stream import analyze
-from normjax.layers.watch import NormCall, norm_inputs
+from normjax.layers.found import NormCall
+from normjax.layers.watch import norm_inputs
 from normjax.mixture import Mixture
 from normjax.spec import NormSpec
 from normjax.traits import properties

@@ -89,10 +89,8 @@ def _ratios(formula: Formula, x: np.ndarray, y: np.ndarray) -> list[float]:
     found = []
     for inside in formula.members:
         chosen = inside[kept[inside]]
-        deviations = values[inside] - values[inside].mean()
-        square = np.mean(deviations**2) * formula.kappa(len(inside))
-        along = values[chosen] - values[inside].mean()
-        along -= along.mean()
+        square = np.var(values[inside]) * formula.kappa(len(inside))
+        along = values[chosen] - values[chosen].mean()
         if not along.any():  # a coarse grid rounded them to one value
             continue
         slope = np.sum(z[chosen] * along) / np.sum(along**2)

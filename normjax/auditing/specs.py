@@ -15,7 +15,7 @@ from normjax.auditing.probing import Probe
 from normjax.auditing.record import Finding
 from normjax.functional import normalize
 from normjax.layout import Layout
-from normjax.spec import Affine, NormSpec, Precision, Running
+from normjax.spec import Affine, NormSpec, Precision
 
 NAMES = {
     1: ("c",),
@@ -80,8 +80,7 @@ def declare(
     Args:
         formula: as it was fitted.
         grouping: the groups.
-        findings: by name; ``affine``, and if they are there ``variance``,
-            ``application``, ``cast order``, ``output dtype`` and ``state``.
+        findings: by name; ``epsilon`` and ``affine``, and ``variance`` if it is there.
     """
     written = pattern_of(grouping)
     if written is None:
@@ -102,10 +101,10 @@ def declare(
             scale="scale" in parts,
             bias="bias" in parts,
             stored="1+w" if "1+w" in stored else "w",
-            cast=_fact(findings, "cast order", "cast", ("before", "after")) or "after",
         )
-    fields["precision"] = _precision(findings, differs)
-    fields["running"] = _running(findings)
+    variance = findings.get("variance")
+    if variance is not None and variance.facts["algorithm"] == "one_pass":
+        fields["precision"] = Precision(algorithm="one_pass")
     spec = NormSpec(pattern, sizes=sizes, **fields)
     return Declared(spec, _parameters(spec, formula), tuple(differs))
 
@@ -196,29 +195,3 @@ def _parameters(spec: NormSpec, formula: Formula) -> dict[str, np.ndarray]:
     if spec.affine.stored == "1+w" and "scale" in params:
         params["scale"] = params["scale"] - 1
     return params
-
-
-def _fact(findings: Mapping[str, Finding], name: str, key: str, known: tuple) -> Any:
-    """A word of a finding, if it is one that a spec has."""
-    finding = findings.get(name)
-    value = None if finding is None else finding.facts.get(key)
-    return value if value in known else None
-
-
-def _precision(findings: Mapping[str, Finding], differs: list[str]) -> Precision:
-    settings: dict[str, Any] = {}
-    algorithm = _fact(findings, "variance", "algorithm", ("one_pass", "two_pass"))
-    if algorithm is not None:
-        settings["algorithm"] = algorithm
-    apply = _fact(findings, "application", "apply", ("folded", "folded_fma"))
-    if apply is not None:
-        settings["apply"] = "folded"
-    if apply == "folded_fma":
-        differs.append("folded with a fused multiply-add, of which no spec speaks")
-    return Precision(**settings)
-
-
-def _running(findings: Mapping[str, Finding]) -> Running | None:
-    finding = findings.get("state")
-    declared = None if finding is None else finding.facts.get("running")
-    return None if declared is None else Running(**declared)

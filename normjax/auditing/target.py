@@ -13,15 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-# An argument that switches between training and inference, and what it is in training.
-MODES = {
-    "use_running_average": False,
-    "train": True,
-    "training": True,
-    "is_training": True,
-    "deterministic": False,
-    "inference": False,
-}
+from normjax.layers.found import LAYER_SWITCHES
 
 
 class TargetError(ValueError):
@@ -256,7 +248,7 @@ def mode_arguments(call: Callable, train: bool) -> dict[str, Any]:
         {'deterministic': False}
     """
     names = argument_names(call)
-    return {word: train == on for word, on in MODES.items() if word in names}
+    return {word: train == on for word, on in LAYER_SWITCHES.items() if word in names}
 
 
 def argument_names(call: Callable) -> tuple[str, ...]:

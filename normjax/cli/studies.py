@@ -35,7 +35,8 @@ def run_study(
     force: Annotated[bool, typer.Option("--force", help="Start anew.")] = False,
 ) -> None:
     """Run a study and write its page."""
-    study, report = _studies()
+    from normjax import report, study
+
     if resume and force:
         raise InputError("--resume and --force exclude each other")
     options: dict[str, Any] = {"overrides": set_ or (), "seeds": seeds, "smoke": smoke}
@@ -51,10 +52,3 @@ def run_study(
     out.print(f"page: {page}", soft_wrap=True)
     if not analysis.held:
         raise typer.Exit(1)
-
-
-def _studies() -> tuple[Any, Any]:
-    """The study and report packages, which need an extra."""
-    from normjax import report, study
-
-    return study, report

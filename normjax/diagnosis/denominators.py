@@ -12,7 +12,7 @@ import numpy as np
 from normjax.arguments import bind
 from normjax.diagnosis.record import Finding
 from normjax.diagnosis.subject import Run, specs
-from normjax.layers.watch import NormCall
+from normjax.layers.found import NormCall
 from normjax.spec import NormSpec, Precision
 from normjax.spectra import geometry
 from normjax.traits import properties

@@ -11,8 +11,7 @@ import numpy as np
 from normjax import functional, running
 from normjax.diagnosis.record import Finding
 from normjax.diagnosis.subject import BoundModel, Run, stateful
-from normjax.layers.found import NormLayer, stores
-from normjax.layers.watch import NormInputs
+from normjax.layers.found import NormInputs, NormLayer, stores
 from normjax.spec import Precision
 
 STEP = "training against evaluation"

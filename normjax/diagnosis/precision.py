@@ -13,7 +13,7 @@ from normjax.arguments import full_rank
 from normjax.diagnosis.denominators import layer_geometry
 from normjax.diagnosis.record import Finding
 from normjax.diagnosis.subject import BoundModel, Run, stateful
-from normjax.layers.watch import NormCall, NormInputs
+from normjax.layers.found import NormCall, NormInputs
 from normjax.spec import NormSpec, Precision
 
 STEP = "precision"

@@ -17,33 +17,19 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from normjax.layers.found import Call, stores
+from normjax.layers.found import LAYER_SWITCHES, Call, NormInputs, stores
 from normjax.layers.snapshots import Snapshot, snapshot
 from normjax.layers.watch import (
-    NormCall,
-    NormInputs,
-    call_mask,
-    deliver,
     intercepted,
-    layer_record,
     modules,
+    recorder,
     watched,
 )
 from normjax.mixture import Mixture
 from normjax.spec import NormSpec
 
 # What models call their switch, and what it says in training.
-SWITCHES = {
-    "train": True,
-    "training": True,
-    "is_training": True,
-    "is_train": True,
-    "deterministic": False,
-    "use_running_average": False,
-    "inference": False,
-    "is_eval": False,
-    "eval": False,
-}
+SWITCHES = LAYER_SWITCHES | {"is_train": True, "is_eval": False, "eval": False}
 
 
 @dataclass(frozen=True)
@@ -129,27 +115,15 @@ class BoundModel:
         Returns:
             What happened.
         """
-        records: dict[str, Any] = {}
-        calls: dict[str, list[NormCall]] = {}
+        record, recorded = recorder(self.model, self.variables)
         found: dict[str, Any] = {}
 
         def around(call: Call) -> Array:
-            if call.path not in records:
-                records[call.path] = layer_record(self.model, self.variables, call)
-                found[call.path] = call.layer
-            kept = calls.setdefault(call.path, [])
-            stored = call.stored
-            y = call.run()
-            deliver(kept.append, NormCall(call.given["x"], y, call_mask(call), stored))
-            return y
+            found.setdefault(call.path, call.layer)
+            return record(call)
 
         output, stored = self.call(mode, around, dropout=dropout)
-        jax.effects_barrier()
-        if not records:
-            name = type(self.model).__name__
-            raise ValueError(f"{name} called no norm layer on this batch")
-        layers = {p: NormInputs(records[p], tuple(calls[p])) for p in records}
-        return Run(output, layers, found, stored)
+        return Run(output, recorded(), found, stored)
 
     def call(
         self,

@@ -15,10 +15,10 @@ from jax import Array
 from normjax import functional, running
 from normjax.arguments import second_moment
 from normjax.information import example_axes
-from normjax.layers.found import NormLayer, stores
+from normjax.layers.found import NormCall, NormLayer, stores
 from normjax.layers.replace import replace_norms
 from normjax.layers.snapshots import restore, snapshot
-from normjax.layers.watch import NormCall, norm_inputs, norm_layers
+from normjax.layers.watch import norm_inputs, norm_layers
 from normjax.spec import NormSpec, Precision
 from normjax.statistics import Moments, at_least, merge
 

@@ -35,6 +35,17 @@ KINDS: dict[str, type] = {
     for kind in kinds
 }
 
+# What layers of any library call the argument that switches between training and
+# inference, and what it says in training.
+LAYER_SWITCHES = {
+    "use_running_average": False,
+    "train": True,
+    "training": True,
+    "is_training": True,
+    "deterministic": False,
+    "inference": False,
+}
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -58,6 +69,40 @@ class NormLayer:
     params: dict[str, Array]
     stored: dict[str, Array]
     shape: tuple[int, ...] | None = field(default=None, metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class NormCall:
+    """What one call of a norm layer got and gave.
+
+    Attributes:
+        x: the input.
+        y: the output.
+        mask: of full rank, as ``nj.normalize`` takes it, or None.
+        stored: whether it normalized with stored statistics (inference).
+    """
+
+    x: Array
+    y: Array
+    mask: Array | None
+    stored: bool = field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class NormInputs:
+    """A norm layer and its calls on one batch.
+
+    Attributes:
+        layer: what it is.
+        calls: in order; a layer that is used twice has two, and one inside
+            ``nn.scan``, ``nn.vmap`` and the like one for each step or lane, whose
+            arrays are those of that step or lane.
+    """
+
+    layer: NormLayer
+    calls: tuple[NormCall, ...]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import flax.linen as nn
@@ -20,43 +19,18 @@ from jax import Array
 from jax.core import Tracer
 
 from normjax.flax_rules import from_right
-from normjax.layers.found import Call, NormLayer, bound, declared, follows_flax, kind_of
+from normjax.layers.found import (
+    Call,
+    NormCall,
+    NormInputs,
+    NormLayer,
+    bound,
+    declared,
+    follows_flax,
+    kind_of,
+)
 
 Around = Callable[[Call], Array]
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class NormCall:
-    """What one call of a norm layer got and gave.
-
-    Attributes:
-        x: the input.
-        y: the output.
-        mask: of full rank, as ``nj.normalize`` takes it, or None.
-        stored: whether it normalized with stored statistics (inference).
-    """
-
-    x: Array
-    y: Array
-    mask: Array | None
-    stored: bool = field(metadata={"static": True})
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class NormInputs:
-    """A norm layer and its calls on one batch.
-
-    Attributes:
-        layer: what it is.
-        calls: in order; a layer that is used twice has two, and one inside
-            ``nn.scan``, ``nn.vmap`` and the like one for each step or lane, whose
-            arrays are those of that step or lane.
-    """
-
-    layer: NormLayer
-    calls: tuple[NormCall, ...]
 
 
 def norm_layers(
@@ -139,8 +113,6 @@ def norm_inputs(
         >>> found["layers/1"].calls[0].x.shape
         (2, 4)
     """
-    layers: dict[str, NormLayer] = {}
-    calls: dict[str, list[NormCall]] = {}
     own = nnx.state(model) if isinstance(model, nnx.Module) else variables
     leaves = jax.tree.leaves((own, args, kwargs))
     if any(isinstance(leaf, Tracer) for leaf in leaves):
@@ -149,19 +121,44 @@ def norm_inputs(
             "jax.vmap; the model itself may use them inside"
         )
 
+    around, recorded = recorder(model, variables)
+    observe(model, variables, args, kwargs, around)
+    return recorded()
+
+
+def recorder(
+    model: Any, variables: Any
+) -> tuple[Around, Callable[[], dict[str, NormInputs]]]:
+    """What to put around calls to record them, and what gives the records afterwards.
+
+    Args:
+        model: as for ``norm_layers``.
+        variables: as for ``norm_layers``.
+
+    Returns:
+        An ``Around``, and a function that returns what ``norm_inputs`` does, or raises
+        a ValueError if no norm layer was called.
+    """
+    layers: dict[str, NormLayer] = {}
+    calls: dict[str, list[NormCall]] = {}
+
     def around(call: Call) -> Array:
-        layers.setdefault(call.path, layer_record(model, variables, call))
+        if call.path not in layers:
+            layers[call.path] = layer_record(model, variables, call)
         kept = calls.setdefault(call.path, [])
         stored = call.stored
         y = call.run()
         deliver(kept.append, NormCall(call.given["x"], y, call_mask(call), stored))
         return y
 
-    observe(model, variables, args, kwargs, around)
-    jax.effects_barrier()
-    if not layers:
-        raise ValueError(f"{type(model).__name__} called no norm layer on this batch")
-    return {path: NormInputs(layers[path], tuple(calls[path])) for path in layers}
+    def recorded() -> dict[str, NormInputs]:
+        jax.effects_barrier()
+        if not layers:
+            name = type(model).__name__
+            raise ValueError(f"{name} called no norm layer on this batch")
+        return {path: NormInputs(layers[path], tuple(calls[path])) for path in layers}
+
+    return around, recorded
 
 
 def call_mask(call: Call) -> Array | None:

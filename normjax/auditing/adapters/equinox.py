@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from normjax.auditing.adapters.flax import randomized_by_name
 from normjax.auditing.adapters.functions import layer_calls
+from normjax.auditing.adapters.parameters import randomized
 from normjax.auditing.target import Target, TargetError, argument_names, mode_arguments
 
 
@@ -40,7 +40,7 @@ def equinox_target(module: Any, settings: dict[str, Any], seed: int | None) -> T
     learned, rest = equinox.partition(module, equinox.is_inexact_array)
     paths, tree = jax.tree.flatten_with_path(learned)
     given = {jax.tree_util.keystr(path).lstrip("."): leaf for path, leaf in paths}
-    parameters = randomized_by_name(given, seed)
+    parameters = randomized(given, seed)
     takes = argument_names(type(module).__call__)
     failures = []
     for mapped in range(1, len(settings["shape"]) + 1):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import numpy as np
 from flax import linen, nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
@@ -20,9 +19,8 @@ def linen_target(module: linen.Module, settings: dict[str, Any], seed: int | Non
     call = type(module).__call__
     keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
     variables = dict(module.init(keys, x, **mode_arguments(call, settings["train"])))
-    parameters = randomized_by_name(
-        flatten_dict(variables.pop("params", {}), sep="/"), seed
-    )
+    learned = flatten_dict(variables.pop("params", {}), sep="/")
+    parameters = randomized(learned, seed)
 
     def apply(parameters: Any, state: Any, x: Any, mask: Any, train: bool):
         kept = {"params": unflatten_dict(parameters, sep="/"), **(state or {})}
@@ -51,7 +49,7 @@ def nnx_target(module: nnx.Module, settings: dict[str, Any], seed: int | None):
     graph, learned, random, rest = nnx.split(module, nnx.Param, nnx.RngState, ...)
     flat = nnx.to_flat_state(learned)
     given = {"/".join(map(str, path)): leaf.get_value() for path, leaf in flat}
-    parameters = randomized_by_name(given, seed)
+    parameters = randomized(given, seed)
     call = type(module).__call__
 
     def apply(parameters: Any, state: Any, x: Any, mask: Any, train: bool):
@@ -73,9 +71,3 @@ def nnx_target(module: nnx.Module, settings: dict[str, Any], seed: int | None):
         accepts_mask="mask" in argument_names(call),
         **settings,
     )
-
-
-def randomized_by_name(parameters: Any, seed: int | None) -> dict[str, np.ndarray]:
-    """Parameters as NumPy arrays, with numbers of their own if there is a seed."""
-    found = {name: np.asarray(value) for name, value in parameters.items()}
-    return found if seed is None else randomized(found, seed)

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from normjax.auditing.adapters.flax import randomized_by_name
 from normjax.auditing.adapters.functions import layer_calls
+from normjax.auditing.adapters.parameters import randomized
 from normjax.auditing.target import Target, mode_arguments
 
 
@@ -40,7 +40,7 @@ def haiku_target(
         made = pair.init(key, x)
         has_mode = False
     learned, state = made if with_state else (made, {})
-    parameters = randomized_by_name(flatten_dict(dict(learned), sep=":"), seed)
+    parameters = randomized(flatten_dict(dict(learned), sep=":"), seed)
 
     def apply(parameters: Any, state: Any, x: Any, _mask: Any, train: bool):
         more = {"is_training": train} if has_mode else {}

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from normjax.auditing.adapters.flax import randomized_by_name
 from normjax.auditing.adapters.functions import layer_calls
+from normjax.auditing.adapters.parameters import randomized
 from normjax.auditing.target import Target, TargetError, argument_names
 
 
@@ -31,7 +31,7 @@ def keras_target(layer: Any, settings: dict[str, Any], seed: int | None) -> Targ
         layer.build(shape)
     paths = [variable.path for variable in layer.trainable_variables]
     values = [np.asarray(variable.value) for variable in layer.trainable_variables]
-    parameters = randomized_by_name(dict(zip(paths, values, strict=True)), seed)
+    parameters = randomized(dict(zip(paths, values, strict=True)), seed)
     state = [variable.value for variable in layer.non_trainable_variables]
     takes = argument_names(layer.call)
 

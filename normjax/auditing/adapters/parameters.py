@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,7 @@ BIASES = ("bias", "offset", "beta", "shift")
 
 
 def randomized(
-    parameters: Mapping[str, np.ndarray], seed: int = 0
+    parameters: Mapping[str, Any], seed: int | None = 0
 ) -> dict[str, np.ndarray]:
     """Gains within a half of where they start, biases normal around theirs.
 
@@ -19,19 +20,22 @@ def randomized(
 
     Args:
         parameters: arrays by name, as the layer starts.
-        seed: of the numbers.
+        seed: of the numbers; None leaves all as they are.
 
     Returns:
-        Arrays of the same names, shapes and dtypes.
+        NumPy arrays of the same names, shapes and dtypes.
 
     Example:
         >>> found = randomized({"scale": np.ones(3), "bias": np.zeros(3)})
         >>> bool((abs(found["scale"] - 1) <= 0.5).all()), len(set(found["bias"]))
         (True, 3)
     """
+    given = {name: np.asarray(value) for name, value in parameters.items()}
+    if seed is None:
+        return given
     random = np.random.default_rng(seed)
     found = {}
-    for name, value in sorted(parameters.items()):
+    for name, value in sorted(given.items()):
         found[name] = value
         is_float = np.issubdtype(value.dtype, np.inexact) or value.dtype.kind == "V"
         if not is_float or value.size < 2 or (value != value.flat[0]).any():

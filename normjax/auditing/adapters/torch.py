@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from normjax.auditing.adapters.flax import randomized_by_name
+from normjax.auditing.adapters.parameters import randomized
 from normjax.auditing.target import Calls, Target, argument_names, one_array
 from normjax.interop.arrays import array_of, tensor
 
@@ -21,7 +21,7 @@ def torch_target(module: Any, settings: dict[str, Any], seed: int | None) -> Tar
     if settings["dtype"] == np.float64:
         layer = layer.double()
     given = {name: array_of(value) for name, value in layer.named_parameters()}
-    parameters = randomized_by_name(given, seed)
+    parameters = randomized(given, seed)
     with torch.no_grad():
         for name, value in layer.named_parameters():
             value.copy_(tensor(parameters[name]))
