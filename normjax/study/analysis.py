@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from normjax.study.design_results import Designed, judge_designs
+from normjax.study.effect_sizes import EffectSize, effect_size
 from normjax.study.inference import Paired, Verdict, contrast, judge, pair
 from normjax.study.interventions import Manipulation, check_arm
 from normjax.study.store import Results
 
 PREDICTED = "_predicted"
 BOUND = "_bound"
+GENERATED = ("decomposition", "factorial", "grid", "tuning")
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,10 @@ class Contrast:
         metric: what is compared.
         paired: the difference, arm − parent.
         verdict: better, worse, equivalent or undecided; None for a diagnostic.
+        effect: how large the difference is, for the outcome; None for a diagnostic.
+        complete: the same over the seeds in which neither diverged, where the study
+            says what a diverged seed scores and some did; else None.
+        at: ``shared`` or ``best``, where arms were tuned; None else.
     """
 
     arm: str
@@ -34,6 +41,9 @@ class Contrast:
     metric: str
     paired: Paired
     verdict: str | None
+    effect: EffectSize | None = None
+    complete: Paired | None = None
+    at: str | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,8 @@ class Analysis:
         agreements: measured against predicted.
         bounds: measured against a bound.
         diverged: seeds that diverged, by arm.
+        effects: of the verdicts, how large each difference is.
+        designed: decompositions, factorial, grid and tuning.
     """
 
     verdicts: tuple[Verdict, ...]
@@ -93,6 +105,8 @@ class Analysis:
     agreements: tuple[Agreement, ...]
     bounds: tuple[Bounded, ...]
     diverged: Mapping[str, int]
+    effects: tuple[EffectSize, ...] = ()
+    designed: Designed = Designed()
 
     @property
     def held(self) -> bool:
@@ -118,35 +132,97 @@ def analyze(
         The ``Analysis``.
     """
     plan = results.plan
+    values = scored(results)
+    verdicts = judge(plan["hypotheses"], values)
+    margins = [h["within"] or h["at_least"] for h in plan["hypotheses"]]
+    designed = judge_designs(plan, values)
     return Analysis(
-        judge(plan["hypotheses"], results.values),
-        tuple(_contrasts(results)),
+        verdicts,
+        (*_contrasts(results, values), *_tuned(results, values, designed)),
         tuple(_manipulations(results, registry or {})),
         tuple(_agreements(results)),
         tuple(_bounds(results)),
         {arm: _diverged(results, arm) for arm in plan["arms"]},
+        tuple(effect_size(v.paired, m) for v, m in zip(verdicts, margins, strict=True)),
+        designed,
     )
 
 
-def _contrasts(results: Results):
+def scored(results: Results) -> Callable[[str, str], dict[int, float]]:
+    """Values by seed, where a diverged seed scores what the study declares."""
+    outcomes = results.plan["outcomes"] or {}
+    penalty, primary = outcomes.get("diverged"), outcomes.get("primary")
+
+    def values(arm: str, metric: str) -> dict[int, float]:
+        found = results.values(arm, metric)
+        if penalty is None or metric != primary:
+            return found
+        return {s: v if np.isfinite(v) else penalty for s, v in found.items()}
+
+    return values
+
+
+def _contrasts(results: Results, values: Callable[[str, str], dict[int, float]]):
+    """Arms that are declared; those of a design are judged in their design."""
     outcomes = results.plan["outcomes"]
     if outcomes is None:
         return
     for metric in (outcomes["primary"], *outcomes["diagnostics"]):
-        primary = metric == outcomes["primary"]
         for arm, about in results.plan["arms"].items():
-            parent = about["from"]
+            if about["from"] is None or about.get("role") in GENERATED:
+                continue
+            found = _contrast(results, values, (about["from"], arm), metric)
+            if found is not None:
+                yield found
+
+
+def _contrast(
+    results: Results,
+    values: Callable[[str, str], dict[int, float]],
+    arms: tuple[str, str],
+    metric: str,
+) -> Contrast | None:
+    """Second against first; with a verdict on the primary outcome."""
+    outcomes, (parent, arm) = results.plan["outcomes"], arms
+    before, after = values(parent, metric), values(arm, metric)
+    if not before or not after:
+        return None
+    paired = pair(f"{parent}.{metric}", f"{arm}.{metric}", before, after)
+    if metric != outcomes["primary"]:
+        return Contrast(arm, parent, metric, paired, None)
+    within = outcomes["equivalent_within"]
+    raw = results.values(parent, metric), results.values(arm, metric)
+    complete = pair(paired.first, paired.second, *raw)
+    return Contrast(
+        arm,
+        parent,
+        metric,
+        paired,
+        contrast(paired, outcomes["better"], within),
+        effect_size(paired, within),
+        complete if sum(complete.lost) != sum(paired.lost) else None,
+    )
+
+
+def _tuned(
+    results: Results,
+    values: Callable[[str, str], dict[int, float]],
+    designed: Designed,
+):
+    """Every declared arm against its parent, at the shared and at each one's best."""
+    if designed.tuning is None:
+        return
+    rows = {row.arm: row for row in designed.tuning.rows}
+    for at in ("shared", "best"):
+        for arm, row in rows.items():
+            parent = results.plan["arms"][arm]["from"]
             if parent is None:
                 continue
-            before, after = results.values(parent, metric), results.values(arm, metric)
-            if not before or not after:
-                continue
-            paired = pair(f"{parent}.{metric}", f"{arm}.{metric}", before, after)
-            verdict = None
-            if primary:
-                within = outcomes["equivalent_within"]
-                verdict = contrast(paired, outcomes["better"], within)
-            yield Contrast(arm, parent, metric, paired, verdict)
+            chosen = getattr(rows[parent], at), getattr(row, at)
+            metric = results.plan["outcomes"]["primary"]
+            found = _contrast(results, values, chosen, metric)
+            if found is not None:
+                yield replace(found, arm=arm, parent=parent, at=at)
 
 
 def _manipulations(results: Results, registry: Mapping[str, Callable[..., Any]]):

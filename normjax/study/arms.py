@@ -37,7 +37,8 @@ class PlannedArm:
         parent: the arm that it differs from; None for the baseline.
         cell: what ``measure`` gets.
         changes: the properties that differ; exactly one unless ``confounded``.
-        role: treatment, negative or positive control.
+        role: treatment, negative or positive control; of a generated arm the design
+            that it belongs to (decomposition, factorial, grid, tuning).
         confounded: whether it changes several properties on purpose.
     """
 
@@ -164,14 +165,15 @@ def _resolve(
     names = ", ".join(change.name for change in changes)
     if not changes:
         raise document.error(at, f"changes nothing of {parent.name!r}")
-    if len(changes) > 1 and not arm.confounded:
+    several = arm.confounded or bool(arm.decompose)
+    if len(changes) > 1 and not several:
         text = (
             f"changes {len(changes)} properties of {parent.name!r}: {names}; change "
-            "one, or say confounded: true"
+            "one, say decompose: true to have them told apart, or confounded: true"
         )
         raise document.error(at, text)
     return PlannedArm(
-        name, parent.name, Cell(name, settings), changes, arm.role, arm.confounded
+        name, parent.name, Cell(name, settings), changes, arm.role, several
     )
 
 
@@ -256,7 +258,10 @@ def check_statements(
     Raises:
         ConfigError: for the first that does not.
     """
-    declared = [k for k in ("outcomes", "hypotheses") if getattr(study, k)]
+    declared = [
+        k for k in ("outcomes", "hypotheses", "factorial", "tune") if getattr(study, k)
+    ]
+    declared += ["arms" for arm in study.arms.values() if arm.decompose][:1]
     if not declared:
         return
     if study.seeds is None:
@@ -269,6 +274,15 @@ def check_statements(
         ]
         for at, name in names:
             _check_metric(BASELINE, name, measured, document, ("outcomes", *at))
+    elif declared != ["hypotheses"]:
+        text = "are judged on an outcome: add outcomes: {primary: a metric}"
+        raise document.error([d for d in declared if d != "hypotheses"][:1], text)
+    if study.tune is not None:
+        at, name = ("tune", "select"), study.tune.select
+        _check_metric(BASELINE, name, measured, document, at)
+        if study.outcomes is not None and name == study.outcomes.primary:
+            text = f"{name!r} is what is judged: choose by another metric (train_loss)"
+            raise document.error(at, text)
     seen: set[str] = set()
     for index, hypothesis in enumerate(study.hypotheses):
         at = ("hypotheses", index)

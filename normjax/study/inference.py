@@ -158,7 +158,8 @@ def contrast(paired: Paired, better: str, within: float | None) -> str:
 
     Where seeds diverged in one of the two only, an exact sign test of these decides
     first: the arm that is lost is worse. Equivalent: the 90 % interval lies within the
-    margin (two one-sided tests). Better and worse: the 95 % interval excludes 0.
+    margin (two one-sided tests), or all differences are exactly 0. Better and worse:
+    the 95 % interval excludes 0.
 
     Args:
         paired: the difference.
@@ -175,6 +176,8 @@ def contrast(paired: Paired, better: str, within: float | None) -> str:
             return "worse" if only_second > only_first else "better"
     if paired.low is None or paired.high is None:
         return "undecided"
+    if not any((*paired.differences, only_first, only_second)):
+        return "equivalent"  # bit for bit, in every seed
     if within is not None:
         low, high = paired.interval(1 - 2 * ALPHA)
         if -within < low and high < within:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from normjax.study.arms import PlannedArm, check_statements, resolve_arms
 from normjax.study.cells import kinds
+from normjax.study.designs import expand
 from normjax.study.document import ConfigError, Document, parse_value, read_yaml
 from normjax.study.experiment import Experiment, find
 from normjax.study.schema import Study
@@ -40,6 +41,7 @@ class Plan:
         arms: by name, the baseline first.
         blocks: in the order in which they run.
         hypotheses_hash: SHA-256 of the declared hypotheses and outcomes.
+        designs: which arms a decomposition, factorial, grid or tuning consists of.
     """
 
     study: Study
@@ -48,6 +50,7 @@ class Plan:
     arms: dict[str, PlannedArm]
     blocks: tuple[Block, ...]
     hypotheses_hash: str
+    designs: Mapping[str, Any] = field(default_factory=dict)
 
 
 def make_plan(
@@ -85,6 +88,7 @@ def make_plan(
         study = validate(Study, document.data, document)
     experiment = find(study.experiment, document, Path(path).parent)
     arms = resolve_arms(study, document, experiment)
+    arms, designs = expand(study, document, experiment, arms)
     if experiment.seeded and study.seeds is None:
         text = f"is missing: {experiment.name} is random; add seeds: {{count: 10}}"
         raise document.error(("seeds",), text)
@@ -92,6 +96,7 @@ def make_plan(
     declared = {
         "outcomes": canonical(study.outcomes),
         "hypotheses": [canonical(h) for h in study.hypotheses],
+        **({"tune": canonical(study.tune)} if study.tune else {}),
     }
     return Plan(
         study,
@@ -100,6 +105,7 @@ def make_plan(
         arms,
         tuple(_blocks(study, experiment, arms)),
         digest(declared),
+        designs,
     )
 
 
@@ -201,6 +207,7 @@ def resolved(plan: Plan) -> dict[str, Any]:
         "hypotheses_hash": plan.hypotheses_hash,
         "labels": dict(plan.experiment.labels),
         "arms": arms,
+        "designs": dict(plan.designs),
         "blocks": [
             {"arm": b.arm, "seeds": list(b.seeds), "id": b.id} for b in plan.blocks
         ],

@@ -141,7 +141,8 @@ TWO = {
 def test_two_properties_are_refused_with_both_names(name: str):
     norm, keys, message = TWO[name]
     with refused(
-        f"c.yaml:6:8: arms.it.set: {message}; change one, or say confounded: true"
+        f"c.yaml:6:8: arms.it.set: {message}; change one, say decompose: true to have "
+        "them told apart, or confounded: true"
     ):
         plan(f"arms:\n  it: {{set: {{{keys}}}}}", norm)
 

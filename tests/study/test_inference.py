@@ -107,8 +107,10 @@ def test_identical_arms():
     found = pair("a", "b", values, values)
     assert (found.mean, found.sd, found.low, found.high, found.p) == (0, 0, 0, 0, 1)
     assert found.correlation == pytest.approx(1)
-    assert contrast(found, "higher", None) == "undecided"
+    assert contrast(found, "higher", None) == "equivalent"
     assert contrast(found, "higher", 0.1) == "equivalent"
+    nearly = pair("a", "b", values, by_seed([1.0, 2.0, 3.0 + 1e-9]))
+    assert contrast(nearly, "higher", None) == "undecided"
 
 
 def test_constant_difference_and_constant_arms():

@@ -35,7 +35,7 @@ BROKEN = {
     "key that is like none": (
         "x: {}\n",
         "4:1: x: there is no such key; expected one of study, question, experiment, "
-        "settings, seeds, arms, outcomes, hypotheses, smoke",
+        "settings, seeds, arms, factorial, grid, tune, outcomes, hypotheses, smoke",
     ),
     "key of the settings": (
         "settings:\n  stepz: 4\n",
