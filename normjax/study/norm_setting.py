@@ -57,6 +57,12 @@ class NormSetting(BaseModel):
         """The declared layer."""
         return self._spec
 
+    def with_spec(self, spec: NormSpec) -> NormSetting:
+        """The same place with another layer, which may hold traced leaves."""
+        other = self.model_copy()
+        other._spec = spec
+        return other
+
 
 def _try(key: str, build) -> NormSpec:
     try:

@@ -30,6 +30,14 @@ class Settings(BaseModel):
     )
 
 
+class Leaf:
+    """Marks a field whose value is a number in the program, and no part of its form.
+
+    Arms that differ in such fields alone share one compiled program: inside ``measure``
+    the value is traced, so nothing may branch on it in Python.
+    """
+
+
 def problem(key: str, message: str) -> PydanticCustomError:
     """What a validator raises about one key (dotted) of its model."""
     return PydanticCustomError("norm", "{text}", {"text": message, "key": key})
