@@ -20,7 +20,8 @@ def test_a_config_with_a_mistake(normjax: Call):
     write(Path(), TRAINING + "arms: {a: {set: {steps: 5, record_every: 1}}}\n")
     assert normjax("run", "study.yaml").err == (
         "study.yaml:6:12: arms.a.set: changes 2 properties of 'baseline': steps, "
-        "record_every; change one, or say confounded: true\n"
+        "record_every; change one, say decompose: true to have them told apart, "
+        "or confounded: true\n"
     )
     assert not Path("runs").exists()
 
