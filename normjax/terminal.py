@@ -44,6 +44,7 @@ def show_plan(plan: Any) -> None:
     count = "no seeds" if seeds is None else f"{seeds.count} seeds"
     out.print(
         f"{len(plan.arms)} arms, {count}, {len(plan.blocks)} blocks, "
+        f"{plan.programs} programs to compile, "
         f"{len(plan.study.hypotheses)} hypotheses"
     )
 

@@ -27,6 +27,8 @@ Call = Callable[..., Done]
 def normjax(monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path) -> Call:
     """Run the command in this process, in an empty folder, on a wide terminal."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     monkeypatch.setattr(terminal.out, "width", 1000)
 
     def call(*arguments: str) -> Done:

@@ -53,7 +53,10 @@ def test_plan_shows_what_would_run_and_stops(normjax: Call):
     rows = table(done.out)
     assert ["up", "baseline", "shift: 0.0 → 3.0", "treatment"] in rows
     assert ["again", "up", "noise: 1.0 → 1.5", "negative_control"] in rows
-    assert done.out.endswith("4 arms, 9 seeds, 12 blocks, 3 hypotheses\n")
+    assert done.out.endswith(
+        "4 arms, 9 seeds, 12 blocks, 2 programs to compile, 3 hypotheses\n"
+        f"compiled programs are kept in {Path().resolve()}/caches/normjax/programs\n"
+    )
     assert not Path("runs").exists()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,8 @@ LABELS = {"coordinate": "place", "value": "value of the toy"}
 class Settings(study.Settings):
     """``poison``: the seed whose value is not finite, -2 for all of them."""
 
-    shift: float = 0.0
-    noise: float = 1.0
+    shift: Annotated[float, study.Leaf()] = 0.0
+    noise: Annotated[float, study.Leaf()] = 1.0
     form: Literal["plain", "extra"] = "plain"
     poison: int = -1
     points: int = 3

@@ -1,7 +1,7 @@
 """The command line: ``normjax --help`` lists its commands.
 
-Exit status: 0 everything held; 1 something was run and did not hold; 2 the input is
-wrong.
+Exit status: 0 everything held; 1 something was run and failed or did not hold; 2 the
+input is wrong; 130 a run was interrupted, and can be resumed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def main() -> None:
             raise
         _fail(f"{package} is missing: pip install 'normjax[study,data]'")
     except ValueError as error:
-        if type(error).__name__ not in ("ConfigError", "AnalysisError"):
+        kinds = ("ConfigError", "UnfinishedError", "AnalysisError")
+        if type(error).__name__ not in kinds:
             raise
         _fail(str(error))
 

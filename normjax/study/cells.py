@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import zlib
 from collections.abc import Callable, Mapping
@@ -12,6 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+from normjax.study.structure import Leaves, leaves, put_leaves
 
 
 class Curve(NamedTuple):
@@ -29,7 +33,8 @@ class Cell:
     """What ``measure`` gets: one arm.
 
     Attributes:
-        arm: its name.
+        arm: its name; arms that share a program all see the name of one of them, so
+            no number may depend on it.
         settings: its validated settings.
     """
 
@@ -49,9 +54,57 @@ class Row(NamedTuple):
 Measure = Callable[[Cell, Any], Mapping[str, Any]]
 
 
-def program(measure: Measure, cell: Cell) -> Callable[[Array], Mapping[str, Any]]:
-    """``measure`` for many keys at once, compiled when it is first called."""
-    return jax.jit(jax.vmap(lambda key: measure(cell, key)))
+Program = Callable[[Leaves, Array], Mapping[str, Any]]
+
+
+def program(measure: Measure, cell: Cell) -> Program:
+    """``measure`` for many seeds at once, compiled when it is first called.
+
+    The leaves of the settings (``normjax.study.structure``) are arguments, so arms that
+    differ in leaves alone share one program. On CPUs the seeds run one after the other
+    (``lax.map``), which there is as fast as a batch and leaves convolutions as they
+    are; elsewhere they are a batch (``vmap``). Seeds are shared out over the local
+    devices; a seed gives the same numbers whatever runs beside it.
+
+    Args:
+        measure: of the experiment.
+        cell: the arm, or any other one of its form.
+
+    Returns:
+        From leaves and seeds, a ``uint32`` array, to what ``measure`` gives, each with
+        a leading axis of seeds.
+    """
+
+    def one(values: Leaves, seed: Array) -> Mapping[str, Any]:
+        settings = put_leaves(cell.settings, values)
+        return dict(measure(Cell(cell.arm, settings), jax.random.key(seed)))
+
+    def every(values: Leaves, seeds: Array) -> Mapping[str, Any]:
+        alone = functools.partial(one, values)
+        if jax.default_backend() == "cpu":
+            return jax.lax.map(alone, seeds)
+        return jax.vmap(alone)(seeds)
+
+    @jax.jit
+    def shared(values: Leaves, seeds: Array) -> Mapping[str, Any]:
+        devices = jax.local_devices()[: len(seeds)]
+        if len(devices) == 1:
+            return every(values, seeds)
+        surplus = -len(seeds) % len(devices)
+        filled = jnp.concatenate([seeds, jnp.repeat(seeds[-1:], surplus)])
+        mesh = Mesh(np.array(devices), ("seeds",), axis_types=(AxisType.Auto,))
+        lanes = PartitionSpec("seeds")
+        # Every lane stands alone: there is nothing that could vary over devices.
+        found = jax.shard_map(
+            every,
+            mesh=mesh,
+            in_specs=(PartitionSpec(), lanes),
+            out_specs=lanes,
+            check_vma=False,
+        )(values, filled)
+        return jax.tree.map(lambda array: array[: len(seeds)], found)
+
+    return shared
 
 
 def kinds(measure: Measure, cell: Cell) -> dict[str, bool | None]:
@@ -72,7 +125,11 @@ def kinds(measure: Measure, cell: Cell) -> dict[str, bool | None]:
 
 
 def run_block(
-    measure: Measure, cell: Cell, seeds: tuple[int, ...], size: int, compiled=None
+    measure: Measure,
+    cell: Cell,
+    seeds: tuple[int, ...],
+    size: int,
+    compiled: Program | None = None,
 ) -> list[Row]:
     """Measure a block.
 
@@ -90,8 +147,8 @@ def run_block(
     if not seeds:
         return list(_rows(measure(cell, None), None))
     lanes = list(seeds) + [seeds[-1]] * (size - len(seeds))
-    keys = jax.vmap(jax.random.key)(jnp.asarray(lanes, jnp.uint32))
-    found = (program(measure, cell) if compiled is None else compiled)(keys)
+    compiled = program(measure, cell) if compiled is None else compiled
+    found = compiled(leaves(cell.settings), jnp.asarray(lanes, jnp.uint32))
     found = jax.tree.map(np.asarray, dict(found))
     rows: list[Row] = []
     for lane, seed in enumerate(seeds):

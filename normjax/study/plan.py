@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from normjax.study.designs import expand
 from normjax.study.document import ConfigError, Document, parse_value, read_yaml
 from normjax.study.experiment import Experiment, find
 from normjax.study.schema import Study
+from normjax.study.structure import form
 from normjax.study.validation import canonical, validate
 
-ENGINE = 1
+ENGINE = 2
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,35 @@ class Plan:
     blocks: tuple[Block, ...]
     hypotheses_hash: str
     designs: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def forms(self) -> dict[str, str]:
+        """What arms share if one program serves them, by arm."""
+        return {name: form(arm.cell.settings) for name, arm in self.arms.items()}
+
+    @property
+    def programs(self) -> int:
+        """How many programs are compiled; an exact study is not compiled as a whole."""
+        return 0 if self.study.seeds is None else len(set(self.forms.values()))
+
+    def by_form(self, blocks: Iterable[Block]) -> list[Block]:
+        """Blocks that share a program, one behind the other."""
+        order = list(dict.fromkeys(self.forms.values()))
+        return sorted(blocks, key=lambda block: order.index(self.forms[block.arm]))
+
+    def shards(self, count: int) -> dict[str, int]:
+        """Which of several shards computes a block.
+
+        Parts differ by one block at most, and cut as few programs in two as they can.
+
+        Args:
+            count: of the shards.
+
+        Returns:
+            Numbers from 1 to ``count``, by the block's id.
+        """
+        ordered, total = self.by_form(self.blocks), len(self.blocks)
+        return {block.id: i * count // total + 1 for i, block in enumerate(ordered)}
 
 
 def make_plan(
@@ -175,8 +205,17 @@ def _blocks(study: Study, experiment: Experiment, arms: Mapping[str, PlannedArm]
             yield Block(arm.name, group, digest(identity)[:16])
 
 
-def resolved(plan: Plan) -> dict[str, Any]:
-    """The plan as plain data, for the run's JSON file and the report."""
+def resolved(plan: Plan, shards: int | None = None) -> dict[str, Any]:
+    """The plan as plain data, for the run's JSON file and the report.
+
+    Args:
+        plan: the plan.
+        shards: how many share the blocks, if several do.
+
+    Returns:
+        Plain data.
+    """
+    shard = {} if shards is None else plan.shards(shards)
     arms = {
         name: {
             "from": arm.parent,
@@ -208,7 +247,14 @@ def resolved(plan: Plan) -> dict[str, Any]:
         "labels": dict(plan.experiment.labels),
         "arms": arms,
         "designs": dict(plan.designs),
+        "shards": shards,
         "blocks": [
-            {"arm": b.arm, "seeds": list(b.seeds), "id": b.id} for b in plan.blocks
+            {
+                "arm": b.arm,
+                "seeds": list(b.seeds),
+                "id": b.id,
+                "shard": shard.get(b.id),
+            }
+            for b in plan.blocks
         ],
     }
