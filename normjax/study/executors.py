@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 
 from normjax.study import cells
@@ -38,8 +37,8 @@ class Worker:
         start = time.perf_counter()
         try:
             rows = self._rows(block)
-        except Exception:
-            self.store.fail(block, traceback.format_exc())
+        except Exception as error:
+            self.store.fail(block, error)
             return False
         seconds = time.perf_counter() - start
         self.store.write(block, rows, seconds=round(seconds, 3))

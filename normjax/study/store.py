@@ -5,7 +5,7 @@
     config.yaml        the config as it was
     blocks/ID.parquet  long format: seed, metric, coordinate, value
     blocks/ID.json     arm, seeds, seconds; written last, so it marks a whole block
-    blocks/ID.failed   traceback of a block that failed, until it succeeds
+    blocks/ID.failed   what a block raised, with traceback, until it succeeds
     results.parquet    all blocks, with study, arm, role and block before these columns
     analysis.json      verdicts, contrasts, manipulation checks
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import traceback
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -200,9 +201,11 @@ class Store:
         self.write_json(f"blocks/{block.id}.json", about)
         (self.blocks / f"{block.id}{FAILED}").unlink(missing_ok=True)
 
-    def fail(self, block: Block, traceback: str) -> None:
-        """Record why a block is not there."""
-        _replace(self.blocks / f"{block.id}{FAILED}", traceback.encode())
+    def fail(self, block: Block, error: Exception) -> None:
+        """Record why a block is not there: in one line, then the traceback."""
+        first = f"{type(error).__name__}: {error}".split("\n", 1)[0]
+        text = "".join([first, "\n\n", *traceback.format_exception(error)])
+        _replace(self.blocks / f"{block.id}{FAILED}", text.encode())
 
     def finish(self, plan: Plan, shards: int | None = None) -> Results:
         """Join the blocks of the plan into ``results.parquet``.

@@ -33,7 +33,7 @@ class UnfinishedError(ConfigError):
         for block in lost:
             path = folder / "blocks" / f"{block['id']}{FAILED}"
             kind = "failed" if path.exists() else "missing"
-            reason = f": {_last_line(path)} ({path})" if path.exists() else ""
+            reason = f": {_reason(path)} ({path})" if path.exists() else ""
             found[kind].append(block)
             said[kind].append(_named(block) + reason)
         self.failed, self.missing = tuple(found["failed"]), tuple(found["missing"])
@@ -57,9 +57,6 @@ def _named(block: Mapping[str, Any]) -> str:
     return text if shard is None else f"{text} (shard {shard})"
 
 
-def _last_line(path: Path) -> str:
-    """What was raised; the lines before it say where."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    starts = [i for i, line in enumerate(lines) if line.startswith("  ")]
-    rest = lines[starts[-1] + 1 :] if starts else lines
-    return next((line for line in rest if line.strip()), "no traceback")
+def _reason(path: Path) -> str:
+    """What was raised, in one line; the lines after it say where."""
+    return path.read_text(encoding="utf-8").split("\n", 1)[0]
