@@ -98,6 +98,7 @@ THIRD_PARTY = {
     "mlxtend": {"study.tasks"},
     "sklearn": {"study.tasks"},
     "onnx": {"interop.onnx"},
+    "ray": {"study.clusters"},
     "keras": {"experiments.precision_offset"},
     "torch": {"experiments.precision_offset"},
 }

@@ -50,6 +50,9 @@ def run_study(
     max_failures: Annotated[
         int | None, typer.Option(min=1, help="Stop after so many failing blocks.")
     ] = None,
+    executor: Annotated[
+        str, typer.Option(help="local, or ray: the processes of a Ray cluster.")
+    ] = "local",
     cache: Annotated[
         Path | None,
         typer.Option(
@@ -71,6 +74,7 @@ def run_study(
     options_of_run: dict[str, Any] = {
         "shard": None if shard is None else _shard(shard),
         "max_failures": 1 if fail_fast else max_failures,
+        "executor": executor,
         "programs": cache or study.default_folder(),
         "progress": sys.stderr.isatty(),
     }

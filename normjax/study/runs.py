@@ -17,10 +17,14 @@ from rich.progress import (
 
 from normjax.study.analysis import Analysis, analyze
 from normjax.study.caching import kept_programs
+from normjax.study.clusters import ray
+from normjax.study.document import ConfigError
 from normjax.study.executors import local
 from normjax.study.plan import Block, Plan, make_plan
 from normjax.study.provenance import collect
 from normjax.study.store import Results, Store
+
+EXECUTORS = ("local", "ray")
 
 
 def run(
@@ -33,6 +37,7 @@ def run(
     mode: str = "new",
     shard: tuple[int, int] | None = None,
     max_failures: int | None = None,
+    executor: str = "local",
     programs: Path | None = None,
     progress: bool = False,
 ) -> tuple[Results, Analysis]:
@@ -52,6 +57,7 @@ def run(
             ``"read"`` computes and writes nothing.
         shard: (i, n): compute the i-th of n fixed parts, from 1, of one run directory.
         max_failures: stop once so many blocks have failed.
+        executor: ``"local"`` computes in this process, ``"ray"`` in those of a cluster.
         programs: a folder that keeps compiled programs; None leaves JAX as it is.
         progress: show a progress bar on standard error.
 
@@ -62,6 +68,9 @@ def run(
         ConfigError: with ``file:line:column``, before anything runs.
         UnfinishedError: afterwards, if blocks failed, or are another shard's.
     """
+    if executor not in EXECUTORS:
+        known = ", ".join(EXECUTORS)
+        raise ConfigError(f"executor: got {executor!r}, expected one of {known}")
     decided = make_plan(config, overrides=overrides, seeds=seeds, smoke=smoke)
     name = decided.study.study + ("-smoke" if smoke else "")
     store = Store(Path("runs", name) if out is None else Path(out))
@@ -76,7 +85,12 @@ def run(
     store.open(decided, source, mode, shards)
     blocks = _chosen(decided, store, mode, shard)
     with kept_programs(programs), _bar(decided, len(blocks), progress) as report:
-        local(decided, store, blocks, report, max_failures)
+        work = (decided, store, blocks, report, max_failures)
+        if executor == "ray":
+            given = {"overrides": tuple(overrides), "seeds": seeds, "smoke": smoke}
+            ray(*work, options=given, programs=programs)
+        else:
+            local(*work)
     results = store.finish(decided, shards)
     analysis = analyze(results, decided.experiment.manipulations)
     store.write_json("analysis.json", analysis.to_dict())

@@ -70,9 +70,10 @@ def test_a_shard_of_another_run_is_refused():
     message = (
         r"\Arun holds a run of another plan, or of another number of shards: --out "
     )
-    for other in ({"shard": (2, 3)}, {"shard": (2, 2), "seeds": 5}):
-        with pytest.raises(study.ConfigError, match=message):
-            study.run("study.yaml", out="run", **other)
+    with pytest.raises(study.ConfigError, match=message):
+        study.run("study.yaml", out="run", shard=(2, 3))
+    with pytest.raises(study.ConfigError, match=message):
+        study.run("study.yaml", out="run", shard=(2, 2), seeds=5)
 
 
 def test_two_that_open_at_once_do_not_collide(plan: Plan, monkeypatch):

@@ -83,6 +83,7 @@ def test_leaves_are_put_back_where_they_were():
     doubled = jax.tree.map(lambda leaf: 2 * leaf, leaves(settings))
     other = put_leaves(settings, doubled)
     assert (other.decay, other.inner.rate) == (1.0, 4.0)
+    assert settings.norm is not None
     assert other.norm.spec.epsilon == 2 * settings.norm.spec.epsilon
     assert other.norm.at == settings.norm.at
     assert settings.decay == 0.5
@@ -120,8 +121,8 @@ def test_one_program_gives_what_a_program_of_each_arm_gives():
         constant = jax.jit(lambda key, cell=cell: measure(cell, key))
         for seed in (0, 1, 2):
             alone = constant(jax.random.key(seed))
-            ours = [r.value for r in found if r.seed == seed]
-            theirs = [*alone["line"].values, alone["rate"], alone["y"]]
+            ours = np.array([r.value for r in found if r.seed == seed], float)
+            theirs = np.array([*alone["line"].values, alone["rate"], alone["y"]])
             np.testing.assert_allclose(ours, theirs, rtol=64 * 2.0**-24, atol=1e-6)
             seen.append(ours[0])
     assert traces == ["arm0"]
