@@ -95,3 +95,22 @@ def test_killed_runs_go_on(tmp_path: Path, seed: int, kills: int):
     )
     assert first.equals(second)
     assert not list(tmp_path.rglob("*.part"))
+
+
+def test_control_c_says_how_to_go_on(tmp_path: Path):
+    write(tmp_path, STUDY)
+    command = [sys.executable, "-c", "from normjax.cli import main; main()", "run"]
+    command += ["study.yaml", "--out", "run", "--cache", "programs"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        while process.poll() is None and not blocks(tmp_path / "run"):
+            time.sleep(0.002)
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert (out, errors) == (b"interrupted: --resume computes the rest\n", b"")
+    assert 0 < len(blocks(tmp_path / "run")) < BLOCKS
