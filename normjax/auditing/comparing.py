@@ -9,12 +9,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from normjax.auditing.adapters import adapt
+from normjax import running
+from normjax.auditing.adapters import adapt, adapt_step
 from normjax.auditing.probing import LIMITS, checked_shape, float_dtype
 from normjax.auditing.procedure import audit
-from normjax.auditing.record import Audit
+from normjax.auditing.record import Audit, Finding
 from normjax.auditing.target import CallError, Target
 from normjax.functional import init, normalize
+from normjax.functional import moments as moments_of
 from normjax.records import Record
 from normjax.spec import NormSpec
 
@@ -29,6 +31,13 @@ PROPERTIES = {
     "epsilon": ("placement", "epsilon"),
     "ddof": ("divisor",),
     "affine": ("scale_axes", "bias_axes"),
+    "running": (
+        "rule",
+        "decay",
+        "stored_ddof",
+        "updates_in_inference",
+        "training_uses",
+    ),
 }
 
 
@@ -165,7 +174,18 @@ def _target(
         given = {name: jnp.asarray(value, wide) for name, value in params.items()}
         return normalize(fn, x, given or None)
 
-    return adapt(layer, shape, dtype, train=train, name=repr(fn))
+    if fn.running is None:
+        return adapt(layer, shape, dtype, train=train, name=repr(fn))
+
+    def step(state: Any, x: Any, train: bool) -> tuple[Any, Any]:
+        if train:
+            return layer(x), running.update(fn, state, moments_of(fn, jnp.asarray(x)))
+        given = {name: jnp.asarray(value, wide) for name, value in params.items()}
+        stored = running.read(fn, state)
+        return normalize(fn, jnp.asarray(x), given or None, moments=stored), state
+
+    initial = running.init(fn, shape, wide)
+    return adapt_step(step, initial, shape, dtype, train=train, name=repr(fn))
 
 
 def _inputs(
@@ -232,9 +252,17 @@ def _facts(found: Audit, name: str) -> Any:
     """What an audit says of a property, as far as it is sure."""
     if name == "kind":
         return found.kind
-    if found.kind is not None or found[name].confidence == "open":
+    finding = _finding(found, name)
+    if finding is None or finding.confidence == "open":
         return None
-    return [_near(found[name].facts[key]) for key in PROPERTIES[name]]
+    return [_near(finding.facts.get(key)) for key in PROPERTIES[name]]
+
+
+def _finding(found: Audit, name: str) -> Finding | None:
+    """None where an audit has nothing of that name."""
+    if found.kind is not None:
+        return None
+    return next((each for each in found.findings if each.name == name), None)
 
 
 def _near(value: Any) -> Any:
@@ -245,4 +273,5 @@ def _near(value: Any) -> Any:
 def _says(found: Audit, name: str) -> Any:
     if name == "kind":
         return found.kind or "a normalization"
-    return None if found.kind is not None else found[name].value
+    finding = _finding(found, name)
+    return None if finding is None else finding.value

@@ -15,7 +15,7 @@ from normjax.auditing.probing import Probe
 from normjax.auditing.record import Finding
 from normjax.functional import normalize
 from normjax.layout import Layout
-from normjax.spec import Affine, NormSpec, Precision
+from normjax.spec import Affine, NormSpec, Precision, Running
 
 NAMES = {
     1: ("c",),
@@ -105,6 +105,8 @@ def declare(
     variance = findings.get("variance")
     if variance is not None and variance.facts["algorithm"] == "one_pass":
         fields["precision"] = Precision(algorithm="one_pass")
+    if "running" in findings:
+        fields["running"] = _running(findings["running"].facts, differs)
     spec = NormSpec(pattern, sizes=sizes, **fields)
     return Declared(spec, _parameters(spec, formula), tuple(differs))
 
@@ -166,6 +168,33 @@ def _arithmetic(formula: Formula, differs: list[str]) -> dict[str, Any]:
         "epsilon_placement": placement,
         "ddof": ddof,
     }
+
+
+def _running(facts: Mapping[str, Any], differs: list[str]) -> Running | None:
+    """The stored statistics; what no field expresses is said."""
+    rule = facts.get("rule")
+    if rule is None:
+        differs.append("stores statistics by no known rule")
+        return None
+    debias = rule == "debiased"
+    if debias and abs(facts["hidden_start"]) > 0.5:
+        differs.append("debiases a variance that does not start at 0")
+    if rule == "first copied":
+        differs.append("stores a copy of the first batch, and averages from the second")
+    if facts["training_uses"] != "the batch":
+        differs.append(f"training normalizes with {facts['training_uses']}")
+    if facts["updates_in_inference"]:
+        differs.append("inference updates what is stored")
+    start = (0.0, 0.0) if debias else facts["initial"] or (0.0, 1.0)
+    decay = {} if facts["decay"] is None else {"decay": facts["decay"]}
+    return Running(
+        **decay,
+        ddof=facts["stored_ddof"] or 0,
+        debias=debias,
+        initial=start,
+        average="cumulative" if rule == "cumulative" else "exponential",
+        nonfinite="skip" if facts["nonfinite"] == "skip" else "propagate",
+    )
 
 
 def _affine_parts(formula: Formula, facts: Mapping[str, Any]) -> tuple[str, ...]:
