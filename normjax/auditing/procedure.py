@@ -12,7 +12,9 @@ import numpy as np
 from normjax.auditing import divisor as divisors
 from normjax.auditing import fitting, others, stabilizer, stored
 from normjax.auditing.adapters import adapt
+from normjax.auditing.application import application_finding
 from normjax.auditing.averages import running_finding
+from normjax.auditing.companions import batch_finding
 from normjax.auditing.derivative import derivative_finding
 from normjax.auditing.formula import Formula
 from normjax.auditing.grouping import (
@@ -21,6 +23,7 @@ from normjax.auditing.grouping import (
     find_groups,
     silent_outputs,
 )
+from normjax.auditing.masking import mask_finding
 from normjax.auditing.precision import variance_finding
 from normjax.auditing.probing import BudgetError, Probe, checked_shape, float_dtype
 from normjax.auditing.record import Audit, Finding
@@ -31,7 +34,14 @@ from normjax.auditing.target import CallError, Target
 # dtype that has no narrower bound.
 HELD_OUT = 0.1
 # How a formula that is known is computed.
-INSPECTIONS = (variance_finding, running_finding, derivative_finding)
+INSPECTIONS = (
+    variance_finding,
+    application_finding,
+    mask_finding,
+    running_finding,
+    batch_finding,
+    derivative_finding,
+)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from normjax.auditing.probing import Probe
 from normjax.auditing.record import Finding
 from normjax.functional import normalize
 from normjax.layout import Layout
-from normjax.spec import Affine, NormSpec, Precision, Running
+from normjax.spec import MASKED_OUTPUT, Affine, NormSpec, Precision, Running
 
 NAMES = {
     1: ("c",),
@@ -102,9 +102,10 @@ def declare(
             bias="bias" in parts,
             stored="1+w" if "1+w" in stored else "w",
         )
-    variance = findings.get("variance")
-    if variance is not None and variance.facts["algorithm"] == "one_pass":
-        fields["precision"] = Precision(algorithm="one_pass")
+    fields["precision"] = _precision(findings)
+    mask = findings.get("mask")
+    if mask is not None:
+        fields |= _masked(mask.facts, differs)
     if "running" in findings:
         fields["running"] = _running(findings["running"].facts, differs)
     spec = NormSpec(pattern, sizes=sizes, **fields)
@@ -168,6 +169,29 @@ def _arithmetic(formula: Formula, differs: list[str]) -> dict[str, Any]:
         "epsilon_placement": placement,
         "ddof": ddof,
     }
+
+
+def _precision(findings: Mapping[str, Finding]) -> Precision:
+    """The algorithm of the variance, and how it is applied."""
+    known = {name: each.facts for name, each in findings.items()}
+    one_pass = known.get("variance", {}).get("algorithm") == "one_pass"
+    folded = known.get("application", {}).get("form") in ("folded", "fused")
+    return Precision(
+        algorithm="one_pass" if one_pass else "shifted",
+        apply="folded" if folded else "centered",
+    )
+
+
+def _masked(facts: Mapping[str, Any], differs: list[str]) -> dict[str, str]:
+    """What masked outputs are."""
+    if not facts.get("honored"):
+        differs.append("a mask is not properly honored")
+        return {}
+    if facts["output"] not in MASKED_OUTPUT:
+        words = "the bias" if facts["output"] == "bias" else "not recognized"
+        differs.append(f"masked outputs are {words}")
+        return {}
+    return {"masked_output": facts["output"]}
 
 
 def _running(facts: Mapping[str, Any], differs: list[str]) -> Running | None:
