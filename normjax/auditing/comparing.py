@@ -33,6 +33,7 @@ PROPERTIES = {
     "affine": ("scale_axes", "bias_axes"),
     "variance": ("algorithm",),
     "application": ("form",),
+    "half types": ("cast", "overflow"),
     "mask": ("honored", "output"),
     "running": (
         "rule",
@@ -43,7 +44,7 @@ PROPERTIES = {
     ),
 }
 # What a callable has to be asked in its own way: with a mask, in other sizes and types.
-ASKED = ("variance", "application", "mask", "batch")
+ASKED = ("variance", "application", "half types", "mask", "batch")
 
 
 @dataclass(frozen=True, repr=False)

@@ -23,6 +23,7 @@ from normjax.auditing.grouping import (
     find_groups,
     silent_outputs,
 )
+from normjax.auditing.halves import halves_finding
 from normjax.auditing.masking import mask_finding
 from normjax.auditing.precision import variance_finding
 from normjax.auditing.probing import BudgetError, Probe, checked_shape, float_dtype
@@ -37,6 +38,7 @@ HELD_OUT = 0.1
 INSPECTIONS = (
     variance_finding,
     application_finding,
+    halves_finding,
     mask_finding,
     running_finding,
     batch_finding,

@@ -101,6 +101,7 @@ def declare(
             scale="scale" in parts,
             bias="bias" in parts,
             stored="1+w" if "1+w" in stored else "w",
+            cast="before" if _casts_before(findings) else "after",
         )
     fields["precision"] = _precision(findings)
     mask = findings.get("mask")
@@ -169,6 +170,12 @@ def _arithmetic(formula: Formula, differs: list[str]) -> dict[str, Any]:
         "epsilon_placement": placement,
         "ddof": ddof,
     }
+
+
+def _casts_before(findings: Mapping[str, Finding]) -> bool:
+    """Whether x̂ is rounded before it meets the gain."""
+    halves = findings.get("half types")
+    return halves is not None and halves.facts["cast"] == "before"
 
 
 def _precision(findings: Mapping[str, Finding]) -> Precision:

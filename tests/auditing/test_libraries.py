@@ -31,8 +31,8 @@ class Stated(NamedTuple):
 
 
 RMS: dict[str, Any] = {"center": False, "bias": (), "variance": None}
-FAST = {"variance": "one_pass"}
-KEPT = {"rule": "exponential", "decay": 0.99, "stored_ddof": 0}
+FAST: dict[str, Any] = {"variance": "one_pass"}
+KEPT: dict[str, Any] = {"rule": "exponential", "decay": 0.99, "stored_ddof": 0}
 NONE: dict[str, Any] = {"gain": (), "bias": ()}
 LAST, CUBE, FLAT = (3, 5, 6), (2, 6, 5), (5, 4)
 ONE: dict[str, Any] = {"gain": (1,)}
@@ -48,11 +48,12 @@ LAYERS = [
     Stated("torch.nn:RMSNorm([5, 6], eps=1e-3)", LAST, "KRR", 1e-3, gain=(1, 2), **RMS),
     Stated("torch.nn:BatchNorm1d(4)", FLAT, "RK", 1e-5, **ONE,
            rule="exponential", decay=0.9, stored_ddof=1),
-    Stated("torch.nn:BatchNorm2d(4, eps=1e-3, momentum=0.3)", (3, 4, 5, 2), "RKRR", 1e-3,
-           **ONE, rule="exponential", decay=0.7, stored_ddof=1),
+    Stated("torch.nn:BatchNorm2d(4, eps=1e-3, momentum=0.3)", (3, 4, 5, 2), "RKRR",
+           1e-3, **ONE, rule="exponential", decay=0.7, stored_ddof=1),
     Stated("torch.nn:BatchNorm1d(4, momentum=None)", FLAT, "RK", 1e-5, **ONE,
            rule="cumulative", stored_ddof=1),
-    Stated("torch.nn:BatchNorm1d(4, track_running_stats=False)", FLAT, "RK", 1e-5, **ONE),
+    Stated("torch.nn:BatchNorm1d(4, track_running_stats=False)", FLAT, "RK", 1e-5,
+           **ONE),
     # flax: epsilon 1e-6, batch norm 1e-5; momentum 0.99 is kept; fast variance.
     Stated("flax.linen:LayerNorm", LAST, "KKR", 1e-6, **FAST),
     Stated("flax.linen:LayerNorm(use_fast_variance=False)", LAST, "KKR", 1e-6),
