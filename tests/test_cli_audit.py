@@ -15,8 +15,10 @@ LAYERS = """
 import jax.numpy as jnp
 
 def norm(x, ddof=0, eps=1e-5):
-    v = x.var(-1, ddof=ddof, keepdims=True)
-    return (x - x.mean(-1, keepdims=True)) / jnp.sqrt(v + eps)
+    wide = x.astype(jnp.float32)
+    v = wide.var(-1, ddof=ddof, keepdims=True)
+    y = (wide - wide.mean(-1, keepdims=True)) / jnp.sqrt(v + eps)
+    return y.astype(x.dtype)
 
 def wrong(x):
     return norm(x, ddof=1)

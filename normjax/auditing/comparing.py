@@ -9,12 +9,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from normjax.auditing.adapters import adapt
+from normjax import running
+from normjax.auditing.adapters import adapt, adapt_step
 from normjax.auditing.probing import LIMITS, checked_shape, float_dtype
 from normjax.auditing.procedure import audit
-from normjax.auditing.record import Audit
+from normjax.auditing.record import Audit, Finding
 from normjax.auditing.target import CallError, Target
 from normjax.functional import init, normalize
+from normjax.functional import moments as moments_of
 from normjax.records import Record
 from normjax.spec import NormSpec
 
@@ -29,7 +31,20 @@ PROPERTIES = {
     "epsilon": ("placement", "epsilon"),
     "ddof": ("divisor",),
     "affine": ("scale_axes", "bias_axes"),
+    "variance": ("algorithm",),
+    "application": ("form",),
+    "half types": ("cast", "overflow"),
+    "mask": ("honored", "output"),
+    "running": (
+        "rule",
+        "decay",
+        "stored_ddof",
+        "updates_in_inference",
+        "training_uses",
+    ),
 }
+# What a callable has to be asked in its own way: with a mask, in other sizes and types.
+ASKED = ("variance", "application", "half types", "mask", "batch")
 
 
 @dataclass(frozen=True, repr=False)
@@ -131,7 +146,7 @@ def equivalent(
         (
             word
             for word in PROPERTIES
-            if _facts(audits[0], word) != _facts(audits[1], word)
+            if _differ(word, _facts(audits[0], word), _facts(audits[1], word))
         ),
         None,
     )
@@ -161,11 +176,22 @@ def _target(
             start = start + rng.uniform(low, high, start.shape)
         params[name] = start
 
-    def layer(x: Any) -> Any:
+    def layer(x: Any, mask: Any = None) -> Any:
         given = {name: jnp.asarray(value, wide) for name, value in params.items()}
-        return normalize(fn, x, given or None)
+        return normalize(fn, x, given or None, mask=mask)
 
-    return adapt(layer, shape, dtype, train=train, name=repr(fn))
+    if fn.running is None:
+        return adapt(layer, shape, dtype, train=train, name=repr(fn))
+
+    def step(state: Any, x: Any, train: bool) -> tuple[Any, Any]:
+        if train:
+            return layer(x), running.update(fn, state, moments_of(fn, jnp.asarray(x)))
+        given = {name: jnp.asarray(value, wide) for name, value in params.items()}
+        stored = running.read(fn, state)
+        return normalize(fn, jnp.asarray(x), given or None, moments=stored), state
+
+    initial = running.init(fn, shape, wide)
+    return adapt_step(step, initial, shape, dtype, train=train, name=repr(fn))
 
 
 def _inputs(
@@ -228,13 +254,28 @@ def _gap(kind: str, first: Target, second: Target, x: np.ndarray) -> Gap:
     return Gap(kind, float(apart[place]), tolerance, index, values)
 
 
+def _differ(name: str, first: Any, second: Any) -> bool:
+    """Whether two audits differ; that only one can be asked is no difference."""
+    if name in ASKED and (first is None or second is None):
+        return False
+    return first != second
+
+
 def _facts(found: Audit, name: str) -> Any:
     """What an audit says of a property, as far as it is sure."""
     if name == "kind":
         return found.kind
-    if found.kind is not None or found[name].confidence == "open":
+    finding = _finding(found, name)
+    if finding is None or finding.confidence == "open":
         return None
-    return [_near(found[name].facts[key]) for key in PROPERTIES[name]]
+    return [_near(finding.facts.get(key)) for key in PROPERTIES[name]]
+
+
+def _finding(found: Audit, name: str) -> Finding | None:
+    """None where an audit has nothing of that name."""
+    if found.kind is not None:
+        return None
+    return next((each for each in found.findings if each.name == name), None)
 
 
 def _near(value: Any) -> Any:
@@ -245,4 +286,5 @@ def _near(value: Any) -> Any:
 def _says(found: Audit, name: str) -> Any:
     if name == "kind":
         return found.kind or "a normalization"
-    return None if found.kind is not None else found[name].value
+    finding = _finding(found, name)
+    return None if finding is None else finding.value

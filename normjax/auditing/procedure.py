@@ -12,6 +12,9 @@ import numpy as np
 from normjax.auditing import divisor as divisors
 from normjax.auditing import fitting, others, stabilizer, stored
 from normjax.auditing.adapters import adapt
+from normjax.auditing.application import application_finding
+from normjax.auditing.averages import running_finding
+from normjax.auditing.companions import batch_finding
 from normjax.auditing.derivative import derivative_finding
 from normjax.auditing.formula import Formula
 from normjax.auditing.grouping import (
@@ -20,6 +23,8 @@ from normjax.auditing.grouping import (
     find_groups,
     silent_outputs,
 )
+from normjax.auditing.halves import halves_finding
+from normjax.auditing.masking import mask_finding
 from normjax.auditing.precision import variance_finding
 from normjax.auditing.probing import BudgetError, Probe, checked_shape, float_dtype
 from normjax.auditing.record import Audit, Finding
@@ -29,6 +34,16 @@ from normjax.auditing.target import CallError, Target
 # A spec reproduces a callable if held-out values agree to this share of max|y|, in a
 # dtype that has no narrower bound.
 HELD_OUT = 0.1
+# How a formula that is known is computed.
+INSPECTIONS = (
+    variance_finding,
+    application_finding,
+    halves_finding,
+    mask_finding,
+    running_finding,
+    batch_finding,
+    derivative_finding,
+)
 
 
 @dataclass
@@ -170,7 +185,7 @@ def _inspect(probe: Probe, found: _Found) -> None:
     """How a formula that is known is computed, and its derivative."""
     if found.formula is None:
         return
-    for inspect in (variance_finding, derivative_finding):
+    for inspect in INSPECTIONS:
         finding = inspect(probe, found.formula)
         if finding is not None:
             found.findings.append(finding)

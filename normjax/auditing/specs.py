@@ -15,7 +15,7 @@ from normjax.auditing.probing import Probe
 from normjax.auditing.record import Finding
 from normjax.functional import normalize
 from normjax.layout import Layout
-from normjax.spec import Affine, NormSpec, Precision
+from normjax.spec import MASKED_OUTPUT, Affine, NormSpec, Precision, Running
 
 NAMES = {
     1: ("c",),
@@ -101,10 +101,14 @@ def declare(
             scale="scale" in parts,
             bias="bias" in parts,
             stored="1+w" if "1+w" in stored else "w",
+            cast="before" if _casts_before(findings) else "after",
         )
-    variance = findings.get("variance")
-    if variance is not None and variance.facts["algorithm"] == "one_pass":
-        fields["precision"] = Precision(algorithm="one_pass")
+    fields["precision"] = _precision(findings)
+    mask = findings.get("mask")
+    if mask is not None:
+        fields |= _masked(mask.facts, differs)
+    if "running" in findings:
+        fields["running"] = _running(findings["running"].facts, differs)
     spec = NormSpec(pattern, sizes=sizes, **fields)
     return Declared(spec, _parameters(spec, formula), tuple(differs))
 
@@ -166,6 +170,62 @@ def _arithmetic(formula: Formula, differs: list[str]) -> dict[str, Any]:
         "epsilon_placement": placement,
         "ddof": ddof,
     }
+
+
+def _casts_before(findings: Mapping[str, Finding]) -> bool:
+    """Whether x̂ is rounded before it meets the gain."""
+    halves = findings.get("half types")
+    return halves is not None and halves.facts["cast"] == "before"
+
+
+def _precision(findings: Mapping[str, Finding]) -> Precision:
+    """The algorithm of the variance, and how it is applied."""
+    known = {name: each.facts for name, each in findings.items()}
+    one_pass = known.get("variance", {}).get("algorithm") == "one_pass"
+    folded = known.get("application", {}).get("form") in ("folded", "fused")
+    return Precision(
+        algorithm="one_pass" if one_pass else "shifted",
+        apply="folded" if folded else "centered",
+    )
+
+
+def _masked(facts: Mapping[str, Any], differs: list[str]) -> dict[str, str]:
+    """What masked outputs are."""
+    if not facts.get("honored"):
+        differs.append("a mask is not properly honored")
+        return {}
+    if facts["output"] not in MASKED_OUTPUT:
+        words = "the bias" if facts["output"] == "bias" else "not recognized"
+        differs.append(f"masked outputs are {words}")
+        return {}
+    return {"masked_output": facts["output"]}
+
+
+def _running(facts: Mapping[str, Any], differs: list[str]) -> Running | None:
+    """The stored statistics; what no field expresses is said."""
+    rule = facts.get("rule")
+    if rule is None:
+        differs.append("stores statistics by no known rule")
+        return None
+    debias = rule == "debiased"
+    if debias and abs(facts["hidden_start"]) > 0.5:
+        differs.append("debiases a variance that does not start at 0")
+    if rule == "first copied":
+        differs.append("stores a copy of the first batch, and averages from the second")
+    if facts["training_uses"] != "the batch":
+        differs.append(f"training normalizes with {facts['training_uses']}")
+    if facts["updates_in_inference"]:
+        differs.append("inference updates what is stored")
+    start = (0.0, 0.0) if debias else facts["initial"] or (0.0, 1.0)
+    decay = {} if facts["decay"] is None else {"decay": facts["decay"]}
+    return Running(
+        **decay,
+        ddof=facts["stored_ddof"] or 0,
+        debias=debias,
+        initial=start,
+        average="cumulative" if rule == "cumulative" else "exponential",
+        nonfinite="skip" if facts["nonfinite"] == "skip" else "propagate",
+    )
 
 
 def _affine_parts(formula: Formula, facts: Mapping[str, Any]) -> tuple[str, ...]:

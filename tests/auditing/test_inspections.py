@@ -112,3 +112,103 @@ def test_without_a_variance_or_a_derivative_nothing_is_claimed():
 
     names = {finding.name for finding in nj.audit(rms, SHAPE).findings}
     assert names.isdisjoint({"variance", "derivative"})
+
+
+def applied(form: str):
+    """NumPy, float32: how the same numbers are put together."""
+
+    def function(x):
+        mean = x.mean(-1, keepdims=True)
+        a = 1 / np.sqrt(two_pass(x, mean) + np.float32(1e-5))
+        if form == "centered":
+            return (x - mean) * a
+        if form == "folded":
+            return x * a + (-mean * a)
+        wide = np.float64
+        rounded = (-mean * a).astype(np.float32)
+        return (x.astype(wide) * a.astype(wide) + rounded).astype(np.float32)
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("form", "word"),
+    [
+        ("centered", "centered"),
+        ("folded", "FOLDED: x·a + (b − m·a)"),
+        ("fused", "folded, in one fused rounding"),
+    ],
+)
+def test_planted_folded_application(form: str, word: str):
+    found = nj.audit(applied(form), (4, 6))
+    assert found["application"].value == word
+    assert found["application"].defect == (form == "folded")
+    assert found.spec is not None
+    expected = "centered" if form == "centered" else "folded"
+    assert found.spec.precision.apply == expected
+
+
+def masking(fault: str = "", output: str = "keep"):
+    """A layer norm of the valid elements, or one with a planted fault."""
+
+    def function(x, mask=None):
+        valid = jnp.ones_like(x) if mask is None else mask.astype(x.dtype)
+        count = valid.sum(-1, keepdims=True)
+        inner = x if fault == "gradient" else jnp.where(valid > 0, x, 0)
+        used = jnp.where(valid > 0, inner, 0) if fault != "product" else x * valid
+        mean = used.sum(-1, keepdims=True) / count
+        seen = jnp.ones_like(valid) if fault == "variance" else valid
+        square = jnp.where(seen > 0, (inner - mean) ** 2, 0).sum(-1, keepdims=True)
+        divisor = jnp.sqrt(square / count + 1e-5)
+        if mask is None or output == "keep":
+            return (x - mean) / divisor
+        return jnp.where(mask, (inner - mean) / divisor, 0 if output == "zero" else x)
+
+    return function
+
+
+def ignoring(x, mask=None):
+    del mask
+    return layer(x, two_pass)
+
+
+@pytest.mark.parametrize("output", ["keep", "zero", "passthrough"])
+def test_a_mask_that_is_honored(output: str):
+    # NaN − mean, times a derivative of 0, is NaN: "keep" needs a rule of its own.
+    own = masking(output=output)
+    found = nj.audit(nj.linen.LayerNorm() if output == "keep" else own, (4, 8))
+    mask = found["mask"]
+    assert mask.value.startswith("honored")
+    assert mask.facts["output"] == output
+    assert (mask.defect, mask.facts["nan_safe"]) == (False, True)
+    assert mask.facts["gradient_safe"] is True
+    assert found.spec is not None
+    assert found.spec.masked_output == output
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (ignoring, "IGNORED"),
+        (masking("variance"), "NOT PROPERLY HONORED"),
+        (masking("product"), "NaN PASSES IT"),
+        (masking("gradient", "zero"), "GRADIENT NaN UNDER IT"),
+    ],
+)
+def test_planted_faults_of_a_mask(function, says: str):
+    found = nj.audit(function, (4, 8))["mask"]
+    assert says in found.value
+    assert found.defect
+
+
+def test_an_example_that_depends_on_the_size_of_its_batch():
+    found = nj.audit(lambda x: layer(x, two_pass), (4, 8))
+    assert found["batch"].facts["invariance"] in ("bitwise", "rounding")
+
+    def sized(x):
+        return layer(x, two_pass) * (1 + 0.01 * (len(x) > 8))
+
+    found = nj.audit(sized, (4, 8))
+    assert found["batch"].value == "DEPENDS ON THE SIZE OF THE BATCH"
+    assert found["batch"].defect
+    assert found["batch"].facts["difference"] == pytest.approx(0.01, rel=1e-3)
