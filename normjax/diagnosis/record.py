@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 STEPS = (
+    "axes",
     "training against evaluation",
     "denominators",
+    "derivative",
     "precision",
     "coupling",
     "configuration",

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from normjax.diagnosis.axes import axes_findings
 from normjax.diagnosis.binding import subject
 from normjax.diagnosis.companions import coupling_findings
 from normjax.diagnosis.configuration import configuration_findings
 from normjax.diagnosis.denominators import denominator_findings
+from normjax.diagnosis.derivative import derivative_findings
 from normjax.diagnosis.modes import mode_findings
 from normjax.diagnosis.precision import precision_findings
 from normjax.diagnosis.record import Diagnosis
@@ -28,12 +30,14 @@ def diagnose(
 ) -> Diagnosis:
     """What is wrong with the norm layers of a model, measured on one batch.
 
-    In a fixed sequence: training against evaluation (who stores, updates and uses which
+    In a fixed sequence: axes (every layer on small integers against the formula that it
+    declares, by hand), training against evaluation (who stores, updates and uses which
     statistics, and how far stored ones are from the batch's), denominators (groups
-    without variance or with too few elements, ε), precision (every layer against
-    float64, as it is and in the deployment dtype), coupling (evaluation with other
-    companions), configuration (momentum, epsilon, weight decay). The model and its
-    variables stay as they are, and dropout is off.
+    without variance or with too few elements, ε), derivative (closed-form gains, each
+    layer's derivative against finite differences, gradients by every layer), precision
+    (every layer against float64, as it is and in the deployment dtype), coupling
+    (evaluation with other companions), configuration (momentum, epsilon, weight decay).
+    The model and its variables stay as they are, and dropout is off.
 
     Args:
         model: a linen or an nnx module, with norm layers of Flax or ours.
@@ -65,8 +69,10 @@ def diagnose(
     found = subject(model, variables, batch, train=train, evaluate=evaluate)
     training, evaluation = found.run("train"), found.run("evaluate")
     findings = [
+        *axes_findings(found, training),
         *mode_findings(found, training, evaluation),
         *denominator_findings(training),
+        *derivative_findings(found, training),
         *precision_findings(found, training, deployment_dtype),
         *coupling_findings(found, evaluation),
         *configuration_findings(found, training, optimizer, deployment_dtype),

@@ -129,14 +129,14 @@ class Call:
         path: as in ``NormLayer``.
         kind: as in ``NormLayer``.
         given: arguments of the call by name; the input is ``x``.
-        run: makes the call as it is.
+        run: makes the call as it is, or with the input that it is given.
     """
 
     layer: Any
     path: str
     kind: str
     given: dict[str, Any]
-    run: Callable[[], Array]
+    run: Callable[..., Array]
 
     @property
     def spec(self) -> Any:

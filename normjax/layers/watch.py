@@ -234,13 +234,20 @@ def intercepted(around: Around, above: tuple[str, ...] = ()) -> Iterator[None]:
         given = bound(kind, module, args, kwargs)
         inside.add(id(module))
         try:
-            call = functools.partial(run, *args, **kwargs)
+            call = functools.partial(_run, run, args, kwargs)
             return around(Call(module, path, kind, given, call))
         finally:
             inside.discard(id(module))
 
     with nn.intercept_methods(interceptor):
         yield
+
+
+def _run(run: Any, args: Any, kwargs: Any, x: Any = None) -> Array:
+    """A call as it is, or with another input in the first place."""
+    if x is None:
+        return run(*args, **kwargs)
+    return run(x, *args[1:], **kwargs) if args else run(**{**kwargs, "x": x})
 
 
 def watched(model: nnx.Module, around: Around) -> Any:
@@ -259,7 +266,8 @@ def _watched(cls: type) -> type:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         path, kind, around = self.around_call
         given = bound(kind, self, args, kwargs)
-        run = functools.partial(cls.__call__, self, *args, **kwargs)
+        own = functools.partial(cls.__call__, self)
+        run = functools.partial(_run, own, args, kwargs)
         return around(Call(self, path, kind, given, run))
 
     return type(cls.__name__, (cls,), {"__call__": call, "__doc__": cls.__doc__})

@@ -20,7 +20,9 @@ import normjax as nj
 pytestmark = pytest.mark.jax_defaults
 
 X = np.random.default_rng(0).normal(size=(16, 6)).astype(np.float32)
-MODES, DENOMINATORS, PRECISION, COUPLING, CONFIGURATION = nj.diagnosis.STEPS
+AXES, MODES, DENOMINATORS, DERIVATIVE, PRECISION, COUPLING, CONFIGURATION = (
+    nj.diagnosis.STEPS
+)
 
 
 class Net(nn.Module):
