@@ -117,6 +117,20 @@ def test_a_budget_ends_the_audit_with_what_is_known(normjax: Call):
     assert "stopped after 5 calls: what comes later was not asked" in done.out
 
 
+def test_a_quick_audit_says_what_it_did_not_ask(normjax: Call):
+    done = audit(normjax, "wrong", "--quick", "--json")
+    found, whole = (
+        json.loads(each.out) for each in (done, audit(normjax, "wrong", "--json"))
+    )
+    names = [finding["name"] for finding in found["findings"]]
+    assert names == ["grouping", "formula", "epsilon", "ddof", "affine", "variance"]
+    assert found["calls"] < whole["calls"]
+    unasked = [finding["name"] for finding in whole["findings"]][len(names) :]
+    assert {"application", "half types", "batch", "derivative"} == set(unasked)
+    assert "half types, mask, stored statistics" in found["open"][-1]
+    assert not any("quick" in text for text in whole["open"])
+
+
 WRONG = {
     "no module": (["gone:norm"], "gone:norm: there is no module 'gone'"),
     "no name": (["own_layers:nrm"], "own_layers has no 'nrm'; did you mean 'norm'?"),

@@ -34,7 +34,7 @@ from normjax.auditing.target import CallError, Target
 # A spec reproduces a callable if held-out values agree to this share of max|y|, in a
 # dtype that has no narrower bound.
 HELD_OUT = 0.1
-# How a formula that is known is computed.
+# How a formula that is known is computed; a quick audit asks for the first alone.
 INSPECTIONS = (
     variance_finding,
     application_finding,
@@ -67,6 +67,7 @@ def audit(
     train: bool = False,
     seed: int | None = 0,
     max_calls: int | None = None,
+    quick: bool = False,
 ) -> Audit:
     """Say which normalization a callable is, from its values alone.
 
@@ -79,6 +80,7 @@ def audit(
         seed: of the probes, and of the parameters that a layer is given. None keeps
             the layer's own; a gain of one hides the axes that it varies over.
         max_calls: stop after so many calls and report what is known by then.
+        quick: ask for the formula and the variance alone, and say what was not asked.
 
     Returns:
         Findings with confidence and evidence, the spec that reproduces it or the
@@ -107,7 +109,12 @@ def audit(
     found = _Found()
     try:
         _identify(probe, found)
-        _inspect(probe, found)
+        _inspect(probe, found, INSPECTIONS[:1] if quick else INSPECTIONS)
+        if quick and found.formula is not None:
+            found.open.append(
+                "quick: application, half types, mask, stored statistics, other batch "
+                "sizes and derivative were not asked"
+            )
     except BudgetError as error:
         found.open.append(f"{error}: what comes later was not asked")
     except CallError as error:
@@ -181,11 +188,11 @@ def _identify(probe: Probe, found: _Found) -> None:
         found.open.append("axes of a gain that is the same everywhere")
 
 
-def _inspect(probe: Probe, found: _Found) -> None:
+def _inspect(probe: Probe, found: _Found, inspections: tuple[Callable, ...]) -> None:
     """How a formula that is known is computed, and its derivative."""
     if found.formula is None:
         return
-    for inspect in INSPECTIONS:
+    for inspect in inspections:
         finding = inspect(probe, found.formula)
         if finding is not None:
             found.findings.append(finding)

@@ -34,6 +34,9 @@ def audit_target(
     max_calls: Annotated[
         int | None, typer.Option(help="Stop after so many calls.")
     ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="The formula and the variance alone.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of probes and parameters.")] = 0,
     explain: Annotated[
         str | None, typer.Option(help="A finding: its evidence and every number.")
@@ -47,7 +50,7 @@ def audit_target(
         sizes = auditing.checked_shape(shape_of(shape))
         kind = auditing.float_dtype(dtype)
         layer = auditing.resolve_target(target, sizes, kind, train, seed=seed)
-        found = auditing.audit(layer, seed=seed, max_calls=max_calls)
+        found = auditing.audit(layer, seed=seed, max_calls=max_calls, quick=quick)
         if explain is not None:
             _explain(found, explain)
     except ValueError as error:
