@@ -41,15 +41,9 @@ def ray(
         max_failures: stop once so many have failed.
         options: of ``make_plan``, which every process calls.
         programs: a folder that keeps compiled programs.
-
-    Raises:
-        ConfigError: if Ray is not installed.
     """
-    try:
-        import ray as cluster  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        text = "ray is missing: pip install 'normjax[ray]'"
-        raise ConfigError(text) from None
+    import ray as cluster  # pyright: ignore[reportMissingImports]
+
     started = not cluster.is_initialized()
     if started:
         cluster.init(log_to_driver=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -71,6 +72,8 @@ def run(
     if executor not in EXECUTORS:
         known = ", ".join(EXECUTORS)
         raise ConfigError(f"executor: got {executor!r}, expected one of {known}")
+    if executor == "ray" and importlib.util.find_spec("ray") is None:
+        raise ConfigError("ray is missing: pip install 'normjax[ray]'")
     decided = make_plan(config, overrides=overrides, seeds=seeds, smoke=smoke)
     name = decided.study.study + ("-smoke" if smoke else "")
     store = Store(Path("runs", name) if out is None else Path(out))

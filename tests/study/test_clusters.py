@@ -78,6 +78,7 @@ def test_without_ray_it_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with refused("ray is missing: pip install 'normjax[ray]'"):
         study.run(folder / "study.yaml", out=folder / "run", executor="ray")
+    assert not (folder / "run").exists()
 
 
 def test_executors_have_names(folder: Path):
