@@ -31,18 +31,22 @@ def diagnose_model(
         typer.Option(help=".npy, or .npz by the names of the call's arguments."),
     ],
     dtype: Annotated[str, typer.Option(help="Deployment dtype.")] = "bfloat16",
+    mask: Annotated[
+        str | None,
+        typer.Option(help="The argument that is True where the input is no padding."),
+    ] = None,
     json_: Annotated[
         Path | None, typer.Option("--json", help="Write all findings there.")
     ] = None,
 ) -> None:
-    """Find what is wrong with the norm layers of a model, on one batch."""
+    """Find what is wrong with the norm layers of a model, in seven steps."""
     from normjax.diagnosis import diagnose
 
     arrays = _batch(batch)
     made = _made(target)
     model, variables = made if isinstance(made, tuple) else (made, None)
     try:
-        found = diagnose(model, variables, arrays, deployment_dtype=dtype)
+        found = diagnose(model, variables, arrays, deployment_dtype=dtype, mask=mask)
     except ValueError as error:
         raise InputError(f"{target}: {error}") from None
     show_diagnosis(found)

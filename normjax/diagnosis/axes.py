@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from normjax.arguments import full_rank
 from normjax.diagnosis.alone import Alone, alone
 from normjax.diagnosis.record import Finding
 from normjax.diagnosis.subject import BoundModel, Run
@@ -108,9 +109,9 @@ def _features(path: str, inputs: NormInputs) -> list[Finding]:
 def _mask(path: str, inputs: NormInputs) -> list[Finding]:
     """A mask that tells the features of one position apart, as an array moved right."""
     for call in inputs.calls:
-        mask = call.mask
-        if mask is None or mask.ndim < 2 or mask.shape[-1] == 1:
+        if call.mask is None:
             continue
+        mask = full_rank(call.mask, call.x.shape)
         whole = np.asarray(mask, bool)
         if (whole == whole[..., :1]).all():
             continue

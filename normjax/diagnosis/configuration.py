@@ -75,7 +75,13 @@ def _decayed(subject: BoundModel, train: Run, optimizer: Any) -> list[Finding]:
     worst = float(np.max(jax.tree.leaves(sizes), initial=0))
     if worst == 0:
         return []
-    first = next(path for path, each in train.layers.items() if each.layer.params)
+    flat = jax.tree_util.tree_leaves_with_path(sizes)
+    moved = {
+        "/".join(str(getattr(key, "key", key)) for key in keys[:-1])
+        for keys, size in flat
+        if size > 0
+    }
+    first = next((path for path in train.layers if path in moved), sorted(moved)[0])
     return [
         Finding(
             "warning", STEP, first, "weight decay reaches norm parameters",

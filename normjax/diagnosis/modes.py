@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from normjax import functional, running
+from normjax.diagnosis.alone import is_stacked
 from normjax.diagnosis.record import Finding
 from normjax.diagnosis.subject import BoundModel, Run, stateful
 from normjax.layers.found import NormInputs, NormLayer, stores
@@ -32,7 +33,14 @@ def mode_findings(subject: BoundModel, train: Run, evaluate: Run) -> list[Findin
             continue
         if not any(call.stored for call in evaluate.layers[path].calls):
             found.append(_batch_in_evaluation(path))
-    for path, inputs in stateful(train).items():
+    checked = stateful(train)
+    for path, inputs in train.layers.items():
+        stacked = is_stacked(inputs.layer)
+        if stores(inputs.layer.spec) and (path not in checked or stacked):
+            found.append(_unchecked(path, stacked))
+    for path, inputs in checked.items():
+        if is_stacked(inputs.layer):
+            continue
         found += _of_storage(path, inputs, train)
         found += _drift(path, inputs, subject.examples, trained)
     return found
@@ -54,6 +62,15 @@ def _batch_in_evaluation(path: str) -> Finding:
         "a prediction depends on which other examples are in the batch",
         "pass the model's switch on to the layer (use_running_average), or tell "
         "diagnose which arguments mean evaluation: evaluate={...}",
+    )  # fmt: skip
+
+
+def _unchecked(path: str, stacked: bool) -> Finding:
+    reason = "stacked, as by nn.scan or nn.vmap" if stacked else "of several layers"
+    return Finding(
+        "note", STEP, path, "stored statistics are not checked", {"reason": reason},
+        "they are not one set of mean and var for this layer",
+        "compare them with those of nj.surgery.norm_inputs on a batch",
     )  # fmt: skip
 
 

@@ -36,6 +36,8 @@ def precision_findings(
             found.append(_lost(path, lost[0], dict(runs)[lost[0]]))
         elif isinstance(inputs.layer.spec, NormSpec):
             found += _offset(path, inputs, deployment_dtype)
+    if not any(each.severity == "error" for each in found):
+        found += _whole(subject, train, narrow, deployment_dtype)
     for path, inputs in stateful(train).items():
         dtype = inputs.layer.stored["mean"].dtype
         if jnp.finfo(dtype).bits < 32:
@@ -74,6 +76,55 @@ def _offset(path: str, inputs: NormInputs, dtype: str) -> list[Finding]:
             "keep this activation in float32, or take the offset away before it",
         )
     ]  # fmt: skip
+
+
+def _whole(subject: BoundModel, train: Run, narrow: Run, dtype: str) -> list[Finding]:
+    """The model's output, as it is and in the deployment dtype, against float64."""
+    with jax.enable_x64(True):
+        wide = subject.cast("float64").run("train")
+    for name, run, severity in (
+        ("as it is", train, "error"),
+        (dtype, narrow, "warning"),
+    ):
+        error = _distance(run.output, wide.output)
+        if error < RISK:
+            continue
+        paths = (
+            path
+            for path in wide.layers
+            if path in run.layers
+            and _distance(
+                [call.y for call in run.layers[path].calls],
+                [call.y for call in wide.layers[path].calls],
+            )
+            >= RISK
+        )
+        return [
+            Finding(
+                severity, STEP, next(paths, ""),
+                f"the model's output {name} is not that of float64",
+                {"error over output": error},
+                "the layer is the first whose output is off by a tenth, by its own "
+                "error or by what came to it",
+                "keep what comes before it in float32, and take large offsets away",
+            )
+        ]  # fmt: skip
+    return []
+
+
+def _distance(output: Any, exact: Any) -> float:
+    """The largest normwise distance of any array of floats, inf where NaN came up."""
+    found = 0.0
+    for one, other in zip(jax.tree.leaves(output), jax.tree.leaves(exact), strict=True):
+        if not jnp.issubdtype(jnp.asarray(one).dtype, jnp.floating):
+            continue
+        a, b = (np.asarray(each, np.float64) for each in (one, other))
+        if not np.isfinite(b).all():
+            continue
+        size = np.linalg.norm(b)
+        gap = np.linalg.norm(a - b) if np.isfinite(a).all() else np.inf
+        found = max(found, float(gap / size) if size > 0 else 0.0)
+    return found
 
 
 def _narrow_statistics(path: str, dtype: Any) -> Finding:

@@ -7,13 +7,14 @@ from typing import Any
 
 from normjax.diagnosis.axes import axes_findings
 from normjax.diagnosis.binding import subject
-from normjax.diagnosis.companions import coupling_findings
+from normjax.diagnosis.companions import coupling_findings, padding_mask
 from normjax.diagnosis.configuration import configuration_findings
 from normjax.diagnosis.denominators import denominator_findings
 from normjax.diagnosis.derivative import derivative_findings
 from normjax.diagnosis.modes import mode_findings
 from normjax.diagnosis.precision import precision_findings
 from normjax.diagnosis.record import Diagnosis
+from normjax.diagnosis.structure import structure_findings
 from normjax.records import check_choice
 from normjax.spec import FLOATS
 
@@ -25,6 +26,7 @@ def diagnose(
     *,
     train: Mapping[str, Any] | None = None,
     evaluate: Mapping[str, Any] | None = None,
+    mask: Any = None,
     optimizer: Any = None,
     deployment_dtype: str = "bfloat16",
 ) -> Diagnosis:
@@ -35,9 +37,12 @@ def diagnose(
     statistics, and how far stored ones are from the batch's), denominators (groups
     without variance or with too few elements, ε), derivative (closed-form gains, each
     layer's derivative against finite differences, gradients by every layer), precision
-    (every layer against float64, as it is and in the deployment dtype), coupling
-    (evaluation with other companions), configuration (momentum, epsilon, weight decay).
-    The model and its variables stay as they are, and dropout is off.
+    (every layer and the whole model against float64, as it is and in the deployment
+    dtype), coupling
+    (other companions, repeated examples, other numbers and NaN under ``mask``),
+    configuration (order of axes, dropout before stored statistics, two norms in a row,
+    attention logits without QK-norm, momentum, epsilon, weight decay). The model and
+    its variables stay as they are, and dropout is off.
 
     Args:
         model: a linen or an nnx module, with norm layers of Flax or ours.
@@ -48,6 +53,8 @@ def diagnose(
             signature (``train``, ``deterministic``, ``use_running_average``, ...). Of
             nnx models ``train()`` and ``eval()`` are called in any case.
         evaluate: arguments that ask for evaluation.
+        mask: of the padding: True where the first array of the batch is valid, over its
+            leading axes, or the name of the argument that says so.
         optimizer: an optax transformation: does its decay reach norm parameters?
         deployment_dtype: parameters and batch are tried in it too.
 
@@ -67,6 +74,7 @@ def diagnose(
     """
     check_choice("deployment_dtype", deployment_dtype, FLOATS)
     found = subject(model, variables, batch, train=train, evaluate=evaluate)
+    padding = padding_mask(found, mask)
     training, evaluation = found.run("train"), found.run("evaluate")
     findings = [
         *axes_findings(found, training),
@@ -74,7 +82,8 @@ def diagnose(
         *denominator_findings(training),
         *derivative_findings(found, training),
         *precision_findings(found, training, deployment_dtype),
-        *coupling_findings(found, evaluation),
+        *coupling_findings(found, training, evaluation, padding),
+        *structure_findings(found, training),
         *configuration_findings(found, training, optimizer, deployment_dtype),
     ]
     arrays = {**dict(zip(found.names, found.args, strict=False)), **found.named}

@@ -90,7 +90,8 @@ class BoundModel:
     def cast(self, dtype: Any) -> BoundModel:
         """The same with parameters and batch in another dtype; statistics keep theirs.
 
-        A layer that was given a dtype of its own keeps computing in that one.
+        Those of an nnx model become float64 with it. A layer that was given a dtype of
+        its own keeps computing in that one.
         """
 
         def change(leaf: Any) -> Any:
@@ -99,7 +100,10 @@ class BoundModel:
 
         moved = self.mapped(change)
         if isinstance(self.model, nnx.Module):
-            graph, params, other = nnx.split(self.model, nnx.Param, ...)
+            # Flax writes statistics in their own dtype, and cannot narrow float64.
+            wide = jnp.dtype(dtype) == jnp.float64
+            taken = (nnx.Param, nnx.BatchStat) if wide else nnx.Param
+            graph, params, other = nnx.split(self.model, taken, ...)
             params = jax.tree.map(change, params)
             return replace(moved, model=nnx.merge(graph, params, nnx.clone(other)))
         params = jax.tree.map(change, self.variables.get("params", {}))

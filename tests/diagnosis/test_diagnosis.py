@@ -199,18 +199,11 @@ def perceptron(library: Any) -> Any:
     return model, None, X
 
 
-def encoder() -> Any:
-    model = nj.layers.examples.Encoder(features=3, width=8, depth=1)
-    x = np.random.default_rng(1).normal(size=(4, 5, 6)).astype(np.float32)
-    return model, None, {"x": x, "mask": np.ones((4, 5), bool)}
-
-
 HEALTHY = {
     "trained": lambda: (Net(), trained(Net()), X),
     "untrained": lambda: (Net(), None, X),
     "nnx": lambda: perceptron(nnx),
     "drop-ins": lambda: perceptron(nj.nnx),
-    "encoder": encoder,
 }
 
 
@@ -271,6 +264,11 @@ def test_the_command(normjax: Call, tmp_path):
     (finding,) = json.loads((tmp_path / "f.json").read_text())["findings"]
     assert (finding["severity"], finding["step"]) == ("error", PRECISION)
     assert normjax("diagnose", "broken_model:make", "--batch", "near.npz").code == 0
+    done = normjax(
+        "diagnose", "broken_model:make", "--batch", "near.npz", "--mask", "valid"
+    )
+    assert done.code == 2
+    assert "mask is 'valid', expected an argument of the batch (x)" in done.err
     for target, batch, message in (
         ("broken_model", "far.npy", "expected MODULE:FACTORY"),
         ("broken_model:none", "far.npy", "has no function 'none'"),
